@@ -1,16 +1,22 @@
 //! The reasons for which a node gave no vote.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+
+use thiserror::Error;
 
 use crate::protocol::message::Reply;
 
 /// The reason for which one node did not vote on a lock. Names the node by its address, without credentials.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NodeFailure {
     /// The node could not be reached, or did not answer before and is not asked until it does.
+    #[error("{node} {}", match why.contains("; ") {
+        // It names its own remedy. Advice for servers that do not run would contradict it.
+        true => format!("gives no votes: {why}"),
+        false => format!("is unreachable ({why}); check that it runs and that its URL is right"),
+    })]
     Unreachable {
         /// The node.
         node: Arc<str>,
@@ -18,6 +24,9 @@ pub enum NodeFailure {
         why: Arc<str>,
     },
     /// The connection broke before the reply arrived; the request may have been executed.
+    #[error(
+        "the connection to {node} broke before its reply ({why}); check the network and the server's log"
+    )]
     Disconnected {
         /// The node.
         node: Arc<str>,
@@ -25,6 +34,10 @@ pub enum NodeFailure {
         why: Arc<str>,
     },
     /// The node did not answer in time; it may execute the request later.
+    #[error(
+        "{node} did not answer within {after:?}; check that it does not hang, or raise node_timeout above its \
+         round-trip time"
+    )]
     TimedOut {
         /// The node.
         node: Arc<str>,
@@ -32,6 +45,7 @@ pub enum NodeFailure {
         after: Duration,
     },
     /// The node answered with an error instead of a vote.
+    #[error("{node} answered with an error: {why}")]
     Refused {
         /// The node.
         node: Arc<str>,
@@ -39,6 +53,10 @@ pub enum NodeFailure {
         why: Arc<str>,
     },
     /// The node was started, restarted or flushed recently and must not vote yet.
+    #[error(
+        "{node} was started or flushed recently; quarantined for another {} s (see restart_guard)",
+        whole_seconds(*left)
+    )]
     Quarantined {
         /// The node.
         node: Arc<str>,
@@ -46,6 +64,7 @@ pub enum NodeFailure {
         left: Duration,
     },
     /// The node had not answered when the answers of the other nodes decided. It may be up.
+    #[error("{node} was not waited for, because the other nodes decided")]
     Unanswered {
         /// The node.
         node: Arc<str>,
@@ -84,54 +103,9 @@ impl NodeFailure {
     }
 }
 
-impl fmt::Display for NodeFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unreachable { node, why } if has_remedy(why) => {
-                write!(f, "{node} gives no votes: {why}")
-            }
-            Self::Unreachable { node, why } => write!(
-                f,
-                "{node} is unreachable ({why}); check that it runs and that its URL is right"
-            ),
-            Self::Disconnected { node, why } => write!(
-                f,
-                "the connection to {node} broke before its reply ({why}); check the network and the server's log"
-            ),
-            Self::TimedOut { node, after } => write!(
-                f,
-                "{node} did not answer within {after:?}; check that it does not hang, or raise node_timeout \
-                 above its round-trip time"
-            ),
-            Self::Refused { node, why } => write!(f, "{node} answered with an error: {why}"),
-            Self::Quarantined { node, left } => {
-                let seconds = whole_seconds(*left);
-                write!(
-                    f,
-                    "{node} was started or flushed recently; quarantined for another {seconds} s (see restart_guard)"
-                )
-            }
-            Self::Unanswered { node } => {
-                write!(
-                    f,
-                    "{node} was not waited for, because the other nodes decided"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for NodeFailure {}
-
 /// Returns a time in whole seconds, rounded up.
 pub(crate) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
-}
-
-/// Returns whether a reason names its own remedy, behind a semicolon. Advice for servers that do not run would
-/// contradict it.
-fn has_remedy(why: &str) -> bool {
-    why.contains("; ")
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ impl Manager for Connector {
 }
 
 /// Connects to a server, and logs in.
-pub(super) async fn greet(address: &Address) -> Result<Link, Arc<str>> {
+async fn greet(address: &Address) -> Result<Link, Arc<str>> {
     let stream = address.connect().await;
     let socket = Socket::new(stream.map_err(|error| error.to_string())?);
     let mut link = Link::Own(Box::new(socket));
@@ -82,7 +82,7 @@ async fn take_from(pool: &Pool) -> Result<Link, Arc<str>> {
 }
 
 /// Bounds the time for opening a connection, and turns its panic into an error.
-pub(super) async fn within<T>(
+async fn within<T>(
     limit: Duration,
     opening: impl Future<Output = Result<T, Arc<str>>>,
 ) -> Result<T, Arc<str>> {

@@ -22,25 +22,20 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use deadpool::managed::Manager;
 use deadpool_redis::redis::{Cmd, Value, cmd, from_redis_value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::node::Mutex;
-use crate::node::home::Home;
-use crate::node::redis::address::Address;
-use crate::node::redis::connector::{greet, within};
 use crate::node::redis::describe::describe_refusal;
 use crate::node::redis::link::Link;
+use crate::node::redis::server::RedisServer;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 
 /// Subscribes to releases at one server.
 pub(super) struct Listener {
-    name: Arc<str>,
-    address: Arc<Address>,
-    /// The time limit for connecting.
-    limit: Duration,
-    home: Arc<Home>,
+    server: Arc<RedisServer>,
     /// The channel to the task, once there is one. It has no bound of its own, because a command must not be lost. Its
     /// senders bound it: lease tasks of the same home, which rest when the listener rests. Each subscribes after an
     /// attempt that the lanes have answered, and unsubscribes once for that.
@@ -51,9 +46,7 @@ pub(super) struct Listener {
 type ListenerCommand = (Arc<[u8]>, Arc<ReleaseSignal>, Option<usize>);
 
 struct ListenerTask {
-    name: Arc<str>,
-    address: Arc<Address>,
-    limit: Duration,
+    server: Arc<RedisServer>,
     /// The signal of each lock, with the number of this server.
     signals: HashMap<Arc<[u8]>, (Arc<ReleaseSignal>, usize)>,
     link: Option<Link>,
@@ -81,17 +74,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 const MAX_BATCH: usize = 128;
 
 impl Listener {
-    pub(super) fn new(
-        name: &Arc<str>,
-        address: Arc<Address>,
-        limit: Duration,
-        home: &Arc<Home>,
-    ) -> Arc<Self> {
+    pub(super) fn new(server: &Arc<RedisServer>) -> Arc<Self> {
         Arc::new(Self {
-            name: Arc::clone(name),
-            address,
-            limit,
-            home: Arc::clone(home),
+            server: Arc::clone(server),
             commands: Mutex::default(),
         })
     }
@@ -124,16 +109,14 @@ impl Listener {
             drop(sender.send(command));
             *commands = Some(sender);
             drop(commands);
-            self.home.spawn(self.task().run(receiver));
+            self.server.home.spawn(self.task().run(receiver));
         }
     }
 
     fn task(&self) -> ListenerTask {
         let now = Instant::now();
         ListenerTask {
-            name: Arc::clone(&self.name),
-            address: Arc::clone(&self.address),
-            limit: self.limit,
+            server: Arc::clone(&self.server),
             signals: HashMap::new(),
             link: None,
             requests: VecDeque::new(),
@@ -230,7 +213,7 @@ impl ListenerTask {
     }
 
     async fn connect(&mut self) {
-        match within(self.limit, greet(&self.address)).await {
+        match self.server.pool.manager().create().await {
             Ok(link) => {
                 self.link = Some(link);
                 self.requests.clear();
@@ -266,7 +249,7 @@ impl ListenerTask {
 
     fn on_lost(&mut self, why: &str) {
         tracing::debug!(
-            node = &*self.name,
+            node = &*self.server.name,
             why,
             "redlock node publishes no releases to this process; waiters poll it"
         );
@@ -286,7 +269,7 @@ impl ListenerTask {
     fn warn(&mut self, why: &str) {
         if !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
-                node = &*self.name,
+                node = &*self.server.name,
                 why,
                 "redlock node refuses subscriptions to releases; waiters poll it"
             );
@@ -316,7 +299,6 @@ pub(super) fn read_release(reply: &Value) -> Option<(&[u8], usize)> {
 
 #[cfg(test)]
 mod tests {
-    use deadpool_redis::redis::IntoConnectionInfo;
     use tokio::io::{AsyncReadExt, duplex};
     use tokio::time::sleep;
 
@@ -324,6 +306,7 @@ mod tests {
 
     use super::*;
     use crate::node::ReleaseWatch;
+    use crate::node::redis::server::tests::server;
     use crate::node::redis::socket::Socket;
 
     #[tokio::test(start_paused = true)]
@@ -333,10 +316,7 @@ mod tests {
             let mut swallowed = [0; 1024];
             while theirs.read(&mut swallowed).await.is_ok_and(|read| read > 0) {}
         });
-        let address = "redis://127.0.0.1:1".into_connection_info().unwrap();
-        let address = Arc::new(Address::new(&address).unwrap());
-        let listener = Listener::new(&Arc::from("n"), address, PAUSE, &Arc::default());
-        let mut task = listener.task();
+        let mut task = Listener::new(&server()).task();
         task.link = Some(Link::Own(Box::new(Socket::new(Box::new(ours)))));
         let signal = ReleaseSignal::new(Quorum::new(1).unwrap());
         let lock = Arc::from(&b"k"[..]);

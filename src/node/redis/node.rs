@@ -32,11 +32,11 @@ impl RedisNode {
         guard: Option<Arc<Guard>>,
         home: &Arc<Home>,
     ) -> Self {
-        let listener = |address| Listener::new(&endpoint.name, address, timeouts.connect, home);
-        let listener = endpoint.address.clone().map(listener);
+        let is_known = endpoint.address.is_some();
+        let server = Arc::new(RedisServer::new(endpoint, timeouts, guard, home));
         Self {
-            server: Arc::new(RedisServer::new(endpoint, timeouts, guard, home)),
-            listener,
+            listener: is_known.then(|| Listener::new(&server)),
+            server,
         }
     }
 }

@@ -88,7 +88,8 @@ impl RedisServer {
         self.peers.get()?.group()
     }
 
-    /// Returns whether requests are sent at once: the server answers and may vote, or has not been tried.
+    /// Returns whether requests are sent at once: the server answers and may vote, or has not been tried. Read before what
+    /// takes the lock, because it is nearly always so.
     pub(super) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Relaxed)
     }
@@ -147,14 +148,12 @@ impl RedisServer {
     }
 
     pub(super) fn is_down(&self) -> bool {
-        !self.is_open() && self.known.lock().down.is_some()
+        self.known.lock().down.is_some()
     }
 
     /// Returns when a quarantined server is asked again.
     pub(super) fn quarantined_until(&self) -> Option<Instant> {
-        // The usual case takes no lock.
-        let known = (!self.is_open()).then(|| self.known.lock())?;
-        known.quarantined_until
+        self.known.lock().quarantined_until
     }
 
     /// Returns why the node must not vote if another node leads to the same server.

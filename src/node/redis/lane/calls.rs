@@ -118,6 +118,8 @@ impl Calls {
             self.end_run(now);
             return self.push_call(now, [job]);
         };
+        // The older job on this key is in a call of the run. That call may stand behind others when the run is sent, so only
+        // the next run is certainly behind it.
         if self.keys.contains(&hash) {
             self.end_run(now);
         }
@@ -128,6 +130,8 @@ impl Calls {
             let is_like = |other: &Job| other.request.encoded(check).is_like(encoded);
             call.is_shareable && has_room && call.jobs.first().is_some_and(is_like)
         };
+        // Any call of the run, not only the last: its jobs are on different keys, so their order is free. The first that fits
+        // keeps jobs of one kind in the order of submission.
         let open = self.run[..self.open].iter_mut();
         let call = match open.filter(|_| is_shareable).find(fits) {
             Some(call) => call,
@@ -147,6 +151,7 @@ impl Calls {
     /// Ends the run and moves its calls to the next batch.
     fn end_run(&mut self, now: Instant) {
         self.keys.clear();
+        // Put back below with the buffers of its calls, which serve the next runs.
         let mut run = std::mem::take(&mut self.run);
         for call in &mut run[..std::mem::take(&mut self.open)] {
             call.bytes = 0;
@@ -160,6 +165,7 @@ impl Calls {
         let before = self.jobs.len();
         self.jobs.extend(jobs);
         let jobs = self.jobs.len() - before;
+        // A reply comes behind those to all earlier calls, and their records are transferred before it.
         let own_transit = self.jobs.range(before..).map(Job::transit).sum();
         self.transit += own_transit;
         self.unsent.0 += 1;
@@ -191,6 +197,8 @@ impl Calls {
     /// Notes that the next batch was sent.
     pub(super) fn on_sent(&mut self) {
         self.unsent = (0, 0);
+        // A batch is in flight until its last call is answered. Batches are counted and not calls, because what was queued
+        // together is sent together, however many calls it needs.
         if let Some(last) = self.calls.back_mut() {
             last.ends_batch = true;
             self.last_sent = last.sent;
@@ -208,6 +216,7 @@ impl Calls {
 
     /// Removes everything, because the connection is gone, and returns the jobs.
     pub(super) fn drain(&mut self) -> VecDeque<Job> {
+        // Those about to be sent, too: nothing may be sent twice, and the lane parks what it sends again.
         self.calls.clear();
         self.unsent = (0, 0);
         self.batches = 0;

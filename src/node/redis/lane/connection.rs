@@ -83,7 +83,7 @@ pub(super) enum Next {
     /// An attempt to open it is under way, which ends by this instant.
     Connecting(Opening, Instant),
     /// It replaces the silent live one at this instant.
-    Standby(Live, Instant),
+    Standby(Box<Live>, Instant),
     /// No attempt before this instant, because one has failed.
     Paused(Instant),
     /// No attempt before this instant unless a job comes.
@@ -161,12 +161,13 @@ impl Connection {
 
     /// Keeps a new connection beside the live one, which it replaces at this instant.
     pub(super) fn stand_by(&mut self, opened: Live, at: Instant) {
-        self.next = Next::Standby(opened, at);
+        self.next = Next::Standby(Box::new(opened), at);
     }
 
     /// Uses a new connection from now on.
     pub(super) fn replace(&mut self, mut opened: Live) {
         let now = Instant::now();
+        // With its admission, because the next attempt is measured with that as well.
         self.last_took = Some(now - opened.since);
         self.attempts = 0;
         opened.since = now;
@@ -189,6 +190,8 @@ impl Connection {
     #[must_use]
     pub(super) fn give_up(&mut self) -> Option<Live> {
         self.live = None;
+        // Without a live connection there always is a next one. A probe that has been planned already stays as it is, with
+        // its pause: the server has not become easier to reach.
         if matches!(self.next, Next::None) {
             self.start_attempt();
         }
@@ -199,6 +202,7 @@ impl Connection {
     #[must_use]
     pub(super) fn on_lost(&mut self, now: Instant, has_parked: bool) -> Option<Live> {
         let is_unused = self.live.take().is_some_and(|live| !live.is_used);
+        // A probe beside it becomes the connection, or is it already.
         if matches!(self.next, Next::Standby(..) | Next::Connecting(..)) {
             return self.take_standby();
         }
@@ -225,10 +229,11 @@ impl Connection {
         let Next::Standby(opened, _) = std::mem::replace(&mut self.next, Next::None) else {
             return None;
         };
-        // With the restart guard off, only the run id tells servers apart.
+        // The standby was admitted last, so the guard and callers know the node by its memory. With the restart guard off,
+        // only the run id tells servers apart.
         let is_same =
             opened.check.generation == live.check.generation && opened.run_id == live.run_id;
-        (!is_same).then_some(opened)
+        (!is_same).then_some(*opened)
     }
 
     /// Starts an attempt that is due. Returns the standby to use, if that is due.
@@ -246,7 +251,7 @@ impl Connection {
 
     fn take_standby(&mut self) -> Option<Live> {
         match std::mem::replace(&mut self.next, Next::None) {
-            Next::Standby(opened, _) => Some(opened),
+            Next::Standby(opened, _) => Some(*opened),
             next => {
                 self.next = next;
                 None
@@ -275,6 +280,8 @@ pub(super) fn poll_replies(
     let Some(live) = live else {
         return Poll::Pending;
     };
+    // Until no more is there: the lane handles them together, which reads the clock and looks at its state once. They are
+    // kept if the connection is lost behind them, because the server has executed what it answered.
     loop {
         match live.link.poll_reply(context) {
             Poll::Ready(Ok(reply)) => replies.push(reply),
@@ -302,6 +309,7 @@ pub(super) fn poll_attempt(
 /// that one may be dead.
 async fn open(server: &RedisServer, began: Instant) -> Result<Live, Arc<str>> {
     let mut link = server.pool.manager().create().await?;
+    // Before the admission, whose script is one of these.
     link.call_all(&load_all()).await?;
     let guard = server.guard.as_deref();
     let admission = match guard {

@@ -164,8 +164,8 @@ impl Lane {
             };
             if may_send {
                 // Also to a silent server: the acquisition is ahead of its release on this connection.
-                let check = self.connection.shared_check(now).filter(|_| may_share);
-                self.calls.add(job, check, now);
+                let check = may_share.then(|| self.connection.shared_check(now));
+                self.calls.add(job, check.flatten(), now);
             } else {
                 self.parked.push_back(job);
             }
@@ -273,7 +273,7 @@ impl Lane {
         if let Err(why) = replied {
             return self.on_lost(&why);
         }
-        if self.server.is_down() && !self.is_silent() {
+        if !self.server.is_open() && self.server.is_down() && !self.is_silent() {
             if let Some(opened) = self.connection.on_recovered() {
                 return self.adopt(opened);
             }
@@ -308,8 +308,10 @@ impl Lane {
             && is_release
         {
             self.server.set_subscribers(&mut job, *published);
-            // The server executes releases again.
-            self.unpark_refused();
+            if !self.refused.is_empty() {
+                // The server executes releases again.
+                self.unpark_refused();
+            }
         }
         let mut outcome = decode(&job.request, value, &self.server.name);
         if outcome == Ok(Reply::Lost) && is_release && job.is_repeated() {
@@ -517,7 +519,10 @@ impl Lane {
             return Some(self.connection.live.as_ref()?.since + DUPLICATE_PAUSE);
         }
         // The server decides by its own clock, so it is asked again at the end of its quarantine.
-        self.server.quarantined_until()
+        match self.server.is_open() {
+            true => None,
+            false => self.server.quarantined_until(),
+        }
     }
 
     /// Returns whether a reply on the connection is overdue.

@@ -54,7 +54,9 @@ impl Lanes {
             if ends {
                 break;
             }
-            let numbers = taken.drain(..).map(|job| (job.useful_until - self.epoch).as_secs());
+            let numbers = taken
+                .drain(..)
+                .map(|job| (job.useful_until - self.epoch).as_secs());
             self.finished.lock().extend(numbers);
         }
         self.alive.fetch_sub(1, Ordering::SeqCst);
