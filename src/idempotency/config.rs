@@ -51,15 +51,6 @@ pub enum OnUnrecorded {
     Fail,
 }
 
-/// The head of an idempotent request.
-pub(super) struct KeyedRequest {
-    pub(super) key: IdempotencyKey,
-    /// The key that is locked and recorded.
-    pub(super) resource: LockKey,
-    /// Whether an axum router is known to have matched no route.
-    pub(super) matched_no_route: bool,
-}
-
 /// The executions that a request is part of, outermost first; an extension of the request.
 ///
 /// Each has a flag that is set once the inner service has answered. From then on, requests with a clone of these
@@ -71,8 +62,12 @@ pub(super) struct ActiveExecutions(Vec<(ExecutionHandle, LayerId, Arc<AtomicBool
 type LayerId = Arc<dyn KeyExtractor>;
 
 impl Config {
-    /// Reads the head of a request; `None` if the request passes through.
-    pub(super) fn keyed(&self, parts: &Parts) -> Result<Option<KeyedRequest>, Rejection> {
+    /// Reads the idempotency key of a request, and makes the key that is locked and recorded; `None` if the request passes
+    /// through.
+    pub(super) fn keyed(
+        &self,
+        parts: &Parts,
+    ) -> Result<Option<(IdempotencyKey, LockKey)>, Rejection> {
         if !has_method(&self.methods, &parts.method) {
             return Ok(None);
         }
@@ -120,11 +115,7 @@ impl Config {
             // Another layer does, which would refuse it too, and whose record is not this layer's.
             resource = resource_of(&[b"within", resource.as_bytes()]);
         }
-        Ok(Some(KeyedRequest {
-            key,
-            resource,
-            matched_no_route: matched_no_route(parts),
-        }))
+        Ok(Some((key, resource)))
     }
 
     pub(super) fn once(&self, resource: LockKey) -> ExecuteOnce {

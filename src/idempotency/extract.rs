@@ -1,7 +1,6 @@
 //! Extractors of the idempotency key and of the execution.
 
 use std::convert::Infallible;
-use std::fmt;
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
@@ -53,7 +52,8 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for ExecutionHandle {
 
 /// Rejection of [`IdempotencyKey`] and [`ExecutionHandle`]: the router is misconfigured, 500. The message names the
 /// route and the remedy, and is logged once for each route.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{}", .0.text())]
 pub struct IdempotencyKeyRejection(Misplaced);
 
 impl IdempotencyKeyRejection {
@@ -74,11 +74,3 @@ impl IntoResponse for IdempotencyKeyRejection {
         self.0.refuse(mistake)
     }
 }
-
-impl fmt::Display for IdempotencyKeyRejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.text())
-    }
-}
-
-impl std::error::Error for IdempotencyKeyRejection {}

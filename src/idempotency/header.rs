@@ -84,19 +84,9 @@ impl FromStr for IdempotencyKey {
 }
 
 /// Error of parsing an [`IdempotencyKey`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the idempotency key is not 1 to {MAX_CHARS} characters of visible ASCII")]
 pub struct ParseIdempotencyKeyError;
-
-impl fmt::Display for ParseIdempotencyKeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the idempotency key is not 1 to {MAX_CHARS} characters of visible ASCII"
-        )
-    }
-}
-
-impl std::error::Error for ParseIdempotencyKeyError {}
 
 impl fmt::Display for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -19,7 +19,8 @@ use crate::idempotency::config::{ActiveExecutions, Config};
 use crate::idempotency::task::{ExecutionTask, Responder};
 use crate::middleware::macros::{inner_accessors, opaque_debug};
 use crate::middleware::{
-    BufferedRequestBody, CallToken, CallTracker, LockHandles, Rejection, RequestKind, read_error,
+    BufferedRequestBody, CallToken, CallTracker, LockHandles, Rejection, RequestKind,
+    matched_no_route, read_error,
 };
 use crate::once::run_to_end;
 use crate::protocol::lease::Effect;
@@ -62,7 +63,7 @@ where
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let keyed = match self.config.keyed(&parts) {
+        let (key, resource) = match self.config.keyed(&parts) {
             Ok(Some(keyed)) => keyed,
             Ok(None) => {
                 let body = IdempotencyRequestBody::untouched(body);
@@ -84,7 +85,7 @@ where
         let mut inner = self.inner.clone();
         let mut responder = Responder {
             config: Arc::clone(&self.config),
-            once: self.config.once(keyed.resource),
+            once: self.config.once(resource),
             kind: RequestKind::of(&parts),
             outer_calls: None,
         };
@@ -112,17 +113,18 @@ where
             let is_answered = active.push(handle.clone(), &responder.config);
             parts.extensions.insert(active);
             parts.extensions.insert(handle);
-            parts.extensions.insert(keyed.key);
+            parts.extensions.insert(key);
             let calls = Arc::<CallTracker>::default();
             calls.pass_on(&mut parts.extensions);
             let held = parts.extensions.get::<LockHandles>();
             let held = held.map(LockHandles::share).unwrap_or_default();
+            let matched_no_route = matched_no_route(&parts);
             let request = Request::from_parts(parts, IdempotencyRequestBody::buffered(body));
             let task = ExecutionTask {
                 execution,
                 held,
                 calls,
-                matched_no_route: keyed.matched_no_route,
+                matched_no_route,
                 is_answered,
                 responder,
             };

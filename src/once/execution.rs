@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
+use tracing::Instrument;
 
 use crate::lock::{ExtendError, LockGuard, LockHandle, Lost, LostReason, Redlock, after};
 use crate::once::error::Denied;
@@ -147,6 +149,28 @@ impl Execution {
     /// Returns a view of the execution.
     pub(crate) fn handle(&self) -> ExecutionHandle {
         ExecutionHandle(self.0.handle())
+    }
+}
+
+/// Runs an execution in a task of its own, which goes on if the caller goes away. Returns `None` if the runtime
+/// is shut down first; a caller in another runtime outlives that.
+///
+/// # Panics
+///
+/// Panics if the execution panics, and outside of a runtime.
+///
+/// # Cancel safety
+///
+/// May be dropped at any point; the task goes on.
+pub(crate) async fn run_to_end<T: Send + 'static>(
+    executing: impl Future<Output = T> + Send + 'static,
+) -> Option<T> {
+    match tokio::spawn(executing.in_current_span()).await {
+        Ok(outcome) => Some(outcome),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => panic::resume_unwind(panic),
+            Err(_) => None,
+        },
     }
 }
 

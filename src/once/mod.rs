@@ -29,13 +29,13 @@ mod run;
 #[cfg(feature = "idempotency")]
 pub(crate) use error::Denied;
 pub use error::OnceError;
-#[cfg(feature = "idempotency")]
-pub(crate) use execution::Execution;
 pub use execution::ExecutionHandle;
+#[cfg(feature = "idempotency")]
+pub(crate) use execution::{Execution, run_to_end};
 pub use inspect::{InspectedKey, Inspection, NodeInspection, Revoked};
 #[cfg(feature = "idempotency")]
 pub(crate) use request::DAY;
 pub use request::ExecuteOnce;
 pub use run::Outcome;
 #[cfg(feature = "idempotency")]
-pub(crate) use run::{bound_body, bound_retention, run_to_end};
+pub(crate) use run::{bound_body, bound_retention};

@@ -22,7 +22,7 @@ use crate::lock::{
     Core, Group, LockError, LockOptions, LockSpan, LockSpec, LockState, LockTask, Reader, Redlock,
     Wait, WaiterCap, after, option_setters, whole_millis,
 };
-use crate::node::sha256;
+use crate::node::{sha256, telemetry};
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::{fetch, is_undamaged};
@@ -163,8 +163,9 @@ impl ExecuteOnce {
     /// As for [`LockFuture`](crate::LockFuture).
     pub(crate) async fn acquire(&self) -> Result<Execution, Denied> {
         let layout = &self.core.layout;
-        let group = layout.group_of(&self.key);
         let keys = LockKeys::from(self.key.clone());
+        let group = layout.only_group(&keys);
+        let group = group.unwrap_or_else(|| layout.group_of(&self.key));
         let span = LockSpan::new(self.options.label, &group.cluster, &keys);
         let outcome = match layout.next_group_of(&self.key) {
             None => self.acquire_in(group, |_| (), &keys, &span).await,
@@ -211,6 +212,39 @@ impl ExecuteOnce {
         match fetched {
             Err(LockError::Contended { .. }) if record.is_whole() => Ok(None),
             fetched => fetched.map(Some),
+        }
+    }
+
+    /// Records the outcome of an execution and releases its key.
+    ///
+    /// # Errors
+    ///
+    /// Returns what counts in its place: the outcome of another execution, or none that a majority has recorded.
+    pub(crate) async fn conclude(
+        &self,
+        execution: Execution,
+        record: &Record,
+    ) -> Result<(), Option<Decided>> {
+        match execution.record(record, self.retention).await {
+            Some(recorded) if recorded.execution() == record.execution() => Ok(()),
+            Some(other) => {
+                telemetry::conflict();
+                tracing::warn!(
+                    "work was executed twice; the outcome that was recorded first is returned"
+                );
+                // The outcome of another request is not for this caller.
+                Err(Some(match other.fingerprint() == self.fingerprint {
+                    true => Decided::Recorded(other),
+                    false => Decided::Conflicting,
+                }))
+            }
+            None => {
+                telemetry::unrecorded();
+                tracing::warn!(
+                    "no majority recorded the outcome of an execution; a later call may execute it again"
+                );
+                Err(None)
+            }
         }
     }
 

@@ -3,18 +3,16 @@
 use std::fmt::Debug;
 use std::future::Future;
 use std::ops::RangeInclusive;
-use std::panic;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
-use tracing::Instrument;
 
 use crate::lock::{LockError, LostReason};
 use crate::node::telemetry;
 use crate::once::error::{Denied, OnceError};
-use crate::once::execution::{Execution, ExecutionHandle};
+use crate::once::execution::{Execution, ExecutionHandle, run_to_end};
 use crate::once::fetch::MAX_BODY;
 use crate::once::request::{DAY, ExecuteOnce};
 use crate::once::result::{decode, encode};
@@ -195,61 +193,6 @@ impl ExecuteOnce {
                 Err(OnceError::Undecided)
             }
         }
-    }
-
-    /// Records the outcome of an execution and releases its key.
-    ///
-    /// # Errors
-    ///
-    /// Returns what counts in its place: the outcome of another execution, or none that a majority has recorded.
-    pub(crate) async fn conclude(
-        &self,
-        execution: Execution,
-        record: &Record,
-    ) -> Result<(), Option<Decided>> {
-        match execution.record(record, self.retention).await {
-            Some(recorded) if recorded.execution() == record.execution() => Ok(()),
-            Some(other) => {
-                telemetry::conflict();
-                tracing::warn!(
-                    "work was executed twice; the outcome that was recorded first is returned"
-                );
-                // The outcome of another request is not for this caller.
-                Err(Some(match other.fingerprint() == self.fingerprint {
-                    true => Decided::Recorded(other),
-                    false => Decided::Conflicting,
-                }))
-            }
-            None => {
-                telemetry::unrecorded();
-                tracing::warn!(
-                    "no majority recorded the outcome of an execution; a later call may execute it again"
-                );
-                Err(None)
-            }
-        }
-    }
-}
-
-/// Runs an execution in a task of its own, which goes on if the caller goes away. Returns `None` if the runtime
-/// is shut down first; a caller in another runtime outlives that.
-///
-/// # Panics
-///
-/// Panics if the execution panics, and outside of a runtime.
-///
-/// # Cancel safety
-///
-/// May be dropped at any point; the task goes on.
-pub(crate) async fn run_to_end<T: Send + 'static>(
-    executing: impl Future<Output = T> + Send + 'static,
-) -> Option<T> {
-    match tokio::spawn(executing.in_current_span()).await {
-        Ok(outcome) => Some(outcome),
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => panic::resume_unwind(panic),
-            Err(_) => None,
-        },
     }
 }
 

@@ -48,7 +48,6 @@ use crate::protocol::round::{Answer, ReleaseRound};
 mod io;
 mod life;
 mod record;
-mod recording;
 mod stages;
 #[cfg(test)]
 mod tests;

@@ -36,8 +36,7 @@ use std::time::Duration;
 
 use crate::protocol::lease::io::{ACQUIRE, Event};
 use crate::protocol::lease::life::{Lease, TICK};
-use crate::protocol::lease::recording::{Finish, FinishStep};
-use crate::protocol::lease::stages::{LifeStage, Purpose};
+use crate::protocol::lease::stages::{Finish, FinishStep, LifeStage, Purpose};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{Decided, LookRound, LookStep, OnceStep, RecordRound, RecordStep};
 use crate::protocol::quorum::NodeSet;
