@@ -67,15 +67,16 @@ where
             Ok(Some(keyed)) => keyed,
             Ok(None) => {
                 let body = IdempotencyRequestBody::untouched(body);
-                let passing = self.inner.call(Request::from_parts(parts, body));
-                let state = State::Passing(passing);
-                return ResponseFuture { state };
+                let inner = self.inner.call(Request::from_parts(parts, body));
+                return ResponseFuture {
+                    serving: None,
+                    passing: Some(inner),
+                };
             }
             Err(rejection) => {
                 let refusal = self.config.refusals.refuse_request(rejection, &parts);
                 let refusal = refusal.map(IdempotencyBody::refusal);
-                let state = State::Serving(Box::pin(ready(Ok(refusal))));
-                return ResponseFuture { state };
+                return ResponseFuture::serving(ready(Ok(refusal)));
             }
         };
         // Reading the body and asking the nodes may take long: give up readiness, such as a permit, and ask for it again
@@ -134,8 +135,7 @@ where
                 None => pending().await,
             }
         };
-        let state = State::Serving(Box::pin(serving));
-        ResponseFuture { state }
+        ResponseFuture::serving(serving)
     }
 }
 
@@ -149,14 +149,21 @@ opaque_debug! { IdempotencyService<S> [inner = inner] where S: Debug }
 /// own, so the bounds of a box are required already.
 #[pin_project]
 pub struct ResponseFuture<F, B, E> {
+    serving: Option<Pin<Box<dyn Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send>>>,
+    /// That of the inner service, if the request passes through.
     #[pin]
-    state: State<F, B, E>,
+    passing: Option<F>,
 }
 
-#[pin_project(project = StateProjection)]
-enum State<F, B, E> {
-    Passing(#[pin] F),
-    Serving(Pin<Box<dyn Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send>>),
+impl<F, B, E> ResponseFuture<F, B, E> {
+    fn serving(
+        serving: impl Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send + 'static,
+    ) -> Self {
+        Self {
+            serving: Some(Box::pin(serving)),
+            passing: None,
+        }
+    }
 }
 
 impl<F, B, E> Future for ResponseFuture<F, B, E>
@@ -166,12 +173,14 @@ where
     type Output = Result<Response<IdempotencyBody<B>>, E>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().state.project() {
-            StateProjection::Passing(inner) => {
+        let this = self.project();
+        match (this.serving, this.passing.as_pin_mut()) {
+            (Some(serving), _) => serving.as_mut().poll(context),
+            (None, Some(inner)) => {
                 let response = inner.poll(context);
                 response.map_ok(|response| response.map(IdempotencyBody::streaming))
             }
-            StateProjection::Serving(serving) => serving.as_mut().poll(context),
+            (None, None) => Poll::Pending,
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The encoding of results in records.
 
 use std::any::type_name;
-use std::io;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,39 +13,22 @@ const JSON: u8 = b'J';
 /// The body of a record without a result.
 const NOT_KEPT: u8 = b'N';
 
-/// Collects the JSON of a result, and no more of it than is kept.
-struct Limited {
-    body: Vec<u8>,
-    left: usize,
-}
-
-impl io::Write for Limited {
-    fn write(&mut self, json: &[u8]) -> io::Result<usize> {
-        let left = self.left.checked_sub(json.len());
-        self.left = left.ok_or_else(|| io::Error::other("it is over max_result"))?;
-        self.body.extend_from_slice(json);
-        Ok(json.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Makes the record of a result. A result that is over `max` bytes of JSON, or cannot be encoded, is recorded as
 /// not kept.
 pub(super) fn encode<T: Serialize>(result: &T, fingerprint: Fingerprint, max: usize) -> Record {
-    let mut json = Limited {
-        body: vec![JSON],
-        left: max,
-    };
-    let body = match serde_json::to_writer(&mut json, result) {
-        Ok(()) => json.body,
+    let mut body = vec![0; 1 + max];
+    body[0] = JSON;
+    // It cannot be written beyond its end, so no more of the result is encoded than is kept.
+    let mut left = &mut body[1..];
+    let encoded = serde_json::to_writer(&mut left, result);
+    let left = left.len();
+    match encoded {
+        Ok(()) => body.truncate(1 + max - left),
         Err(error) => {
-            tracing::warn!(%error, "the result of an execution is not kept");
-            vec![NOT_KEPT]
+            tracing::warn!(%error, max_result = max, "the result of an execution is not kept");
+            body = vec![NOT_KEPT];
         }
-    };
+    }
     let id = ExecutionId::from_random(unguessable());
     Record::new(id, fingerprint, sha256(&body), &body)
 }
