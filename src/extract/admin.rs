@@ -26,11 +26,7 @@ use crate::protocol::message::KeyState;
 /// let app: Router = Router::new().nest("/readyz", health_router(redlock));
 /// ```
 pub fn health_router<S: Clone + Send + Sync + 'static>(redlock: Redlock) -> Router<S> {
-    let health = move || {
-        let redlock = redlock.clone();
-        async move { redlock.health().await }
-    };
-    Router::new().route("/", get(health))
+    Router::new().route("/", get(health)).with_state(redlock)
 }
 
 /// JSON with `status` (a [`Readiness`](crate::Readiness) in lower case, or `draining`), `quorum`, `needed` and
@@ -131,14 +127,12 @@ fn node(health: &NodeHealth, group: Option<&str>) -> Value {
 /// let app: Router = Router::new().nest("/admin", admin);
 /// ```
 pub fn admin_router<S: Clone + Send + Sync + 'static>(redlock: Redlock) -> Router<S> {
-    Router::new()
-        .route("/", get(health))
-        .route("/locks/{key}", get(inspect).delete(revoke))
-        .with_state(redlock)
+    let locks = Router::new().route("/locks/{key}", get(inspect).delete(revoke));
+    health_router(redlock.clone()).merge(locks.with_state(redlock))
 }
 
-async fn health(State(redlock): State<Redlock>) -> Response {
-    redlock.health().await.into_response()
+async fn health(State(redlock): State<Redlock>) -> Health {
+    redlock.health().await
 }
 
 async fn inspect(State(redlock): State<Redlock>, Path(key): Path<String>) -> Response {

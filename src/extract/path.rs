@@ -6,12 +6,16 @@ use std::marker::PhantomData;
 #[cfg(feature = "idempotency")]
 use axum::extract::NestedPath;
 use axum::extract::rejection::{PathRejection, RawPathParamsRejection};
-use axum::extract::{MatchedPath as Route, OriginalUri, Path as Params, RawPathParams};
+use axum::extract::{
+    FromRequestParts, MatchedPath as Route, OriginalUri, Path as Params, RawPathParams,
+};
+use futures_util::FutureExt;
+use http::Request;
 use http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use crate::extract::locked::LockResource;
-use crate::middleware::{KeyExtractor, path_params};
+use crate::middleware::KeyExtractor;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
 /// Takes the key from the path parameter `name` of the matched axum route, percent-decoded.
@@ -210,6 +214,17 @@ pub(crate) fn nested_at(parts: &Parts) -> Vec<String> {
         nested.extend(values.map(|(_, value)| value.to_owned()));
     }
     nested
+}
+
+/// Runs an extractor of path parameters. axum 0.8 exposes them only to an extractor, which never waits; so this polls it
+/// once, on a copy of the extensions.
+fn path_params<E>(parts: &Parts) -> Option<Result<E, E::Rejection>>
+where
+    E: FromRequestParts<()>,
+{
+    let (mut scratch, ()) = Request::new(()).into_parts();
+    scratch.extensions = parts.extensions.clone();
+    E::from_request_parts(&mut scratch, &()).now_or_never()
 }
 
 /// Reads the path parameters.

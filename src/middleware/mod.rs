@@ -78,7 +78,4 @@ pub(crate) use {
     routed::matched_no_route,
 };
 #[cfg(feature = "axum")]
-pub(crate) use {
-    response::LoggedMistakes,
-    routed::{path_params, route_of},
-};
+pub(crate) use {response::LoggedMistakes, routed::route_of};

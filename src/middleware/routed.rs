@@ -43,18 +43,6 @@ fn is_in_nested_service(parts: &Parts) -> bool {
     response.is_none_or(|Ok(response)| response.status() != StatusCode::NO_CONTENT)
 }
 
-/// Runs an extractor of path parameters. axum 0.8 exposes them only to an extractor, which never waits; so this polls it
-/// once, on a copy of the extensions.
-#[cfg(feature = "axum")]
-pub(crate) fn path_params<E>(parts: &Parts) -> Option<Result<E, E::Rejection>>
-where
-    E: axum::extract::FromRequestParts<()>,
-{
-    let (mut scratch, ()) = http::Request::new(()).into_parts();
-    scratch.extensions = parts.extensions.clone();
-    E::from_request_parts(&mut scratch, &()).now_or_never()
-}
-
 /// Returns the route that an axum router has matched, for the log.
 #[cfg(feature = "axum")]
 pub(crate) fn route_of(parts: &Parts) -> Option<std::sync::Arc<str>> {

@@ -7,7 +7,6 @@ use http::request::Parts;
 use crate::middleware::key::extractor::{
     Each, Hashed, IntoKeys, KeyExtractor, Map, Or, When, describes, join, present,
 };
-use crate::node::sha256;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
 impl<E, F, K> KeyExtractor for Map<E, F>
@@ -57,15 +56,7 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Each<A, B> {
 
 impl<E: KeyExtractor> KeyExtractor for Hashed<E> {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        let Some(keys) = self.0.extract(parts)?.filter(present) else {
-            return Ok(None);
-        };
-        let hashed = keys.as_slice().iter().map(|key| {
-            let digest = sha256(key.as_bytes());
-            let hex = digest.iter().map(|byte| format!("{byte:02x}"));
-            LockKey::from(hex.collect::<String>())
-        });
-        Ok(Some(hashed.collect()))
+        self.0.extract(parts)
     }
 
     describes! { 0 }

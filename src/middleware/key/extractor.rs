@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use crate::node::sha256;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
 /// Finds the resource that a request is about, from its head.
@@ -90,7 +91,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        Hashed(self)
+        Hashed(Map {
+            inner: self,
+            map: |key| hash(&key),
+        })
     }
 
     /// Takes the key from `other` if `self` finds no resource. An error of `self` is returned.
@@ -126,7 +130,7 @@ pub struct Map<E, F> {
 
 /// Extractor of [`KeyExtractor::hashed`].
 #[derive(Debug, Clone)]
-pub struct Hashed<E>(pub(super) E);
+pub struct Hashed<E>(pub(super) Map<E, fn(LockKey) -> LockKey>);
 
 /// Extractor of [`KeyExtractor::or`].
 #[derive(Debug, Clone)]
@@ -163,6 +167,12 @@ pub struct Each<A, B>(pub(super) (A, B));
 pub(crate) fn present(keys: &LockKeys) -> bool {
     let keys = keys.as_slice();
     !keys.is_empty() && !keys.iter().any(LockKey::is_empty)
+}
+
+fn hash(key: &LockKey) -> LockKey {
+    let digest = sha256(key.as_bytes());
+    let hex = digest.iter().map(|byte| format!("{byte:02x}"));
+    LockKey::from(hex.collect::<String>())
 }
 
 /// Joins the sources of the parts of a key; `None` if no part has one.
