@@ -151,7 +151,7 @@ where
     refusal: Option<Response<Full<Bytes>>>,
     #[pin]
     reading: Option<Collect<Limited<ReqBody>>>,
-    /// Until the inner service is called.
+    /// Until the inner service is called. The request has its body once that is read.
     waiting: Option<(BufferBodyService<S>, Request<BufferedRequestBody>)>,
     #[pin]
     inner: Option<S::Future>,
@@ -167,9 +167,6 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        if let Some(refusal) = this.refusal.take() {
-            return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
-        }
         if let Some(reading) = this.reading.as_mut().as_pin_mut() {
             let read = ready!(reading.poll(context));
             this.reading.set(None);
@@ -179,10 +176,12 @@ where
                 Ok(body) => *this.waiting = Some((service, buffered(parts, body))),
                 Err(error) => {
                     let refusals = &service.settings.refusals;
-                    let refusal = refusals.refuse_request(read_error(&*error), &parts);
-                    return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
+                    *this.refusal = Some(refusals.refuse_request(read_error(&*error), &parts));
                 }
             }
+        }
+        if let Some(refusal) = this.refusal.take() {
+            return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
         }
         if let Some((service, request)) = this.waiting {
             if let Err(error) = ready!(service.inner.poll_ready(context)) {
