@@ -1,22 +1,40 @@
-//! Endpoints: the connections to one server, from a URL, the configuration of a pool, or a pool.
+//! Endpoints: make the connections to one server, from a URL, the configuration of a pool, or a pool.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool::managed::{Pool, PoolConfig};
+use deadpool::managed::{Manager, Metrics, Pool, PoolConfig, RecycleError, RecycleResult};
 use deadpool_redis::redis::{ConnectionInfo, IntoConnectionInfo, RedisError};
-use deadpool_redis::{Config, Runtime};
+use deadpool_redis::{Config, Connection, Runtime};
+use futures_util::FutureExt;
+use tokio::time::timeout;
 
 use crate::node::redis::address::Address;
-use crate::node::redis::connector::{Connector, Origin};
-use crate::node::redis::describe::describe_url;
+use crate::node::redis::describe::{
+    describe_auth, describe_panic, describe_pool, describe_refusal, describe_url,
+};
+use crate::node::redis::link::Link;
+use crate::node::redis::socket::Socket;
 
 /// One server: its connections, and the name to show.
 pub(crate) struct Endpoint {
     pub(crate) name: Arc<str>,
     pub(super) pool: Pool<Connector>,
-    /// For subscriptions, if the address is known.
-    pub(super) address: Option<Arc<Address>>,
+}
+
+/// Makes the connections to one server, and checks them before they are used again.
+pub(super) struct Connector {
+    origin: Origin,
+    /// The time limit for connecting.
+    limit: Duration,
+}
+
+/// Where connections come from.
+enum Origin {
+    Address(Address),
+    /// The user's pool.
+    Pool(deadpool_redis::Pool),
 }
 
 impl Endpoint {
@@ -58,19 +76,26 @@ impl Endpoint {
         connect_timeout: Duration,
     ) -> Result<Self, String> {
         let config = PoolConfig::new(MAX_READS);
-        let pool = build_pool(Origin::Pool(pool), config, connect_timeout)?;
-        Ok(Self {
-            name: Arc::clone(name),
-            pool,
-            address: None,
-        })
+        Self::new(
+            Arc::clone(name),
+            Origin::Pool(pool),
+            config,
+            connect_timeout,
+        )
     }
 
     /// Returns what tells the node from others: each database of a server is a node of its own.
     pub(crate) fn identity(&self) -> String {
-        let address = self.address.as_ref();
-        let database = address.map_or(0, |address| address.settings().db());
+        let database = self.address().map_or(0, |address| address.settings().db());
         format!("{}/{database}", self.name)
+    }
+
+    /// Returns the address of the server, if it is known.
+    pub(super) fn address(&self) -> Option<&Address> {
+        match &self.pool.manager().origin {
+            Origin::Address(address) => Some(address),
+            Origin::Pool(_) => None,
+        }
     }
 
     fn from_info(
@@ -79,26 +104,83 @@ impl Endpoint {
         connect_timeout: Duration,
     ) -> Result<Self, String> {
         let info: Result<ConnectionInfo, RedisError> = info.into_connection_info();
-        let address = Arc::new(Address::new(&info.map_err(|error| describe_url(&error))?)?);
-        let origin = Origin::Address(Arc::clone(&address));
-        Ok(Self {
-            name: address.name().into(),
-            pool: build_pool(origin, config, connect_timeout)?,
-            address: Some(address),
-        })
+        let address = Address::new(&info.map_err(|error| describe_url(&error))?)?;
+        let name = address.name().into();
+        Self::new(name, Origin::Address(address), config, connect_timeout)
+    }
+
+    fn new(
+        name: Arc<str>,
+        origin: Origin,
+        config: PoolConfig,
+        limit: Duration,
+    ) -> Result<Self, String> {
+        let builder = Pool::builder(Connector { origin, limit }).config(config);
+        let pool = builder.runtime(Runtime::Tokio1).build();
+        let pool = pool.map_err(|error| error.to_string())?;
+        Ok(Self { name, pool })
     }
 }
 
-fn build_pool(
-    origin: Origin,
-    config: PoolConfig,
-    limit: Duration,
-) -> Result<Pool<Connector>, String> {
-    let builder = Pool::builder(Connector { origin, limit }).config(config);
-    let built = builder.runtime(Runtime::Tokio1).build();
-    built.map_err(|error| error.to_string())
+impl Manager for Connector {
+    type Type = Link;
+    type Error = Arc<str>;
+
+    async fn create(&self) -> Result<Link, Arc<str>> {
+        let opening = async {
+            match &self.origin {
+                Origin::Address(address) => greet(address).await,
+                Origin::Pool(pool) => {
+                    let pooled = pool.get().await;
+                    let pooled = pooled.map_err(|error| describe_pool(&error))?;
+                    // For good: its other users may change the state of a connection, and returning it would cost a
+                    // round trip at every checkout.
+                    let mut connection = Connection::take(pooled);
+                    connection.set_response_timeout(NO_RESPONSE_TIMEOUT);
+                    Ok(Link::from_pool(connection))
+                }
+            }
+        };
+        // Opening a connection runs foreign code that may panic: rustls without a crypto provider, the hooks of a pool.
+        // The calling task must survive to report the error. Nothing is observed half-changed: the pool gets back its
+        // permit.
+        let opened = AssertUnwindSafe(timeout(self.limit, opening)).catch_unwind();
+        match opened.await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(_)) => Err(format!("no connection within {:?}", self.limit).into()),
+            Err(panic) => Err(describe_panic(&*panic).into()),
+        }
+    }
+
+    /// Takes no round trip: a connection that turns out to be dead is replaced when it is used.
+    async fn recycle(&self, link: &mut Link, _: &Metrics) -> RecycleResult<Arc<str>> {
+        match link.is_idle() {
+            true => Ok(()),
+            false => Err(RecycleError::message(
+                "it is closed, or a request on it was abandoned",
+            )),
+        }
+    }
+}
+
+/// Connects to a server, and logs in.
+async fn greet(address: &Address) -> Result<Link, Arc<str>> {
+    let stream = address.connect().await;
+    let socket = Socket::new(stream.map_err(|error| error.to_string())?);
+    let mut link = Link::Own(Box::new(socket));
+    let replies = link.exchange(&address.greeting()).await?;
+    let has_password = address.settings().password().is_some();
+    let (auth, others) = replies.split_at(usize::from(has_password).min(replies.len()));
+    let refused = auth.iter().find_map(describe_auth);
+    match refused.or_else(|| others.iter().find_map(describe_refusal)) {
+        Some(why) => Err(why),
+        None => Ok(link),
+    }
 }
 
 /// The number of records that are read from one server at once, unless the configuration of a pool says otherwise.
 /// It limits the replies that the server buffers.
 const MAX_READS: usize = 4;
+/// Longer than any lock lives: the lane detects silence, because it can distinguish a hung server from a slow
+/// reply and has to read replies that arrive late.
+const NO_RESPONSE_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);

@@ -32,7 +32,7 @@ impl RedisNode {
         guard: Option<Arc<Guard>>,
         home: &Arc<Home>,
     ) -> Self {
-        let is_known = endpoint.address.is_some();
+        let is_known = endpoint.address().is_some();
         let server = Arc::new(RedisServer::new(endpoint, timeouts, guard, home));
         Self {
             listener: is_known.then(|| Listener::new(&server)),
