@@ -107,7 +107,9 @@ impl LockHandles {
                 others.is_empty() && redlock.may_wait_for(wanted, held)
             };
             let access = options.access.unwrap_or_default();
-            if let Access::Slot(count) = access {
+            if held.is_empty() && others.is_empty() {
+                (keys, true, Vec::new())
+            } else if let Access::Slot(count) = access {
                 // The keys of a slot are others than these.
                 let may_wait = comes_after(&first_slots(&keys));
                 let mut slots = held
