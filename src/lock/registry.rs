@@ -32,7 +32,8 @@ pub(crate) struct Registry {
 #[derive(Debug, Default)]
 struct Leases {
     next: u64,
-    running: BTreeMap<u64, Running>,
+    /// The running tasks, with the keys of those that have handed out a guard.
+    running: BTreeMap<u64, Option<LockKeys>>,
     released: usize,
     /// The releases of lease tasks that have ended, which some node has not confirmed.
     unsettled: VecDeque<UnsettledRelease>,
@@ -50,13 +51,6 @@ pub(crate) struct UnsettledRelease {
     pub(crate) round: ReleaseRound,
     /// When the keys have expired on every node for certain.
     pub(crate) gone_at: Instant,
-}
-
-#[derive(Debug)]
-struct Running {
-    keys: LockKeys,
-    /// Whether the task has handed out a guard.
-    is_held: bool,
 }
 
 impl Leases {
@@ -168,7 +162,7 @@ impl Registry {
     }
 
     /// Returns a ticket for a lease task, unless the shutdown has begun.
-    pub(crate) fn enter(self: &Arc<Self>, keys: &LockKeys) -> Option<Ticket> {
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<Ticket> {
         let mut leases = self.leases.lock();
         // Under the mutex under which a drain ends this: a task is either refused, or found among the running ones.
         if self.stage() != DrainStage::Open {
@@ -177,11 +171,7 @@ impl Registry {
         leases.forget_settled();
         let id = leases.next;
         leases.next += 1;
-        let running = Running {
-            keys: keys.clone(),
-            is_held: false,
-        };
-        leases.running.insert(id, running);
+        leases.running.insert(id, None);
         Some(Ticket {
             registry: Arc::clone(self),
             id,
@@ -217,10 +207,9 @@ impl Registry {
                 unconfirmed.extend(nodes.map(|node| Unconfirmed { node, keys: keys() }));
             }
         }
-        let held = leases.running.values().filter(|running| running.is_held);
         Drained {
             released: leases.released,
-            held: held.map(|running| running.keys.clone()).collect(),
+            held: leases.running.values().flatten().cloned().collect(),
             unconfirmed,
             lagging_nodes: lagging.into_iter().collect(),
         }
@@ -267,14 +256,10 @@ impl Registry {
 }
 
 impl Ticket {
-    /// Notes that a guard is handed out, for these keys if they are not known yet.
-    pub(crate) fn set_held(&self, keys: Option<&LockKeys>) {
-        if let Some(running) = self.registry.leases.lock().running.get_mut(&self.id) {
-            running.is_held = true;
-            if let Some(keys) = keys {
-                running.keys = keys.clone();
-            }
-        }
+    /// Notes that a guard of these keys is handed out.
+    pub(crate) fn set_held(&self, keys: &LockKeys) {
+        let mut leases = self.registry.leases.lock();
+        leases.running.insert(self.id, Some(keys.clone()));
     }
 }
 
@@ -282,7 +267,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let mut leases = self.registry.leases.lock();
         let running = leases.running.remove(&self.id);
-        if running.is_some_and(|running| running.is_held) {
+        if running.flatten().is_some() {
             leases.released += 1;
         }
         // The drain has asked to be notified before it looks under the mutex, so it either finds no task or hears this.
@@ -309,7 +294,7 @@ mod tests {
         let mut late = Vec::new();
         let mut most = 0;
         for lock in 0..1_000 {
-            let ticket = registry.enter(&keys).unwrap();
+            let ticket = registry.enter().unwrap();
             let votes = VoteReceiver::new(&names);
             // Half of them are confirmed later, the others end by their ttl.
             if lock % 2 == 0 {

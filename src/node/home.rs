@@ -28,13 +28,11 @@ use crate::node::sync::MutexGuard;
 
 /// The runtime of all background work of a lock service.
 #[derive(Debug, Default)]
-pub(crate) struct Home(Mutex<HomeState>);
-
-#[derive(Debug, Default)]
-struct HomeState {
-    runtime: Option<Handle>,
-    /// Closed when the runtime has ended. `None` before the first use.
-    ended: Option<oneshot::Sender<Infallible>>,
+pub(crate) struct Home {
+    /// The first home, if it need not be that of the first use.
+    given: Option<Handle>,
+    /// The home, and what is closed when it has ended. `None` before the first use.
+    used: Mutex<Option<(Handle, oneshot::Sender<Infallible>)>>,
 }
 
 /// How long a home may leave a task waiting before it counts as not run.
@@ -45,17 +43,16 @@ const PATIENCE: Duration = Duration::from_millis(100);
 impl Home {
     /// Creates a home in this runtime, or else in the current one, or else in that of the first use.
     pub(crate) fn new(given: Option<Handle>) -> Self {
-        let runtime = given.or_else(|| Handle::try_current().ok());
-        Self(Mutex::new(HomeState {
-            runtime,
-            ended: None,
-        }))
+        Self {
+            given: given.or_else(|| Handle::try_current().ok()),
+            used: Mutex::default(),
+        }
     }
 
     /// Spawns a task. Without a runtime, because the home has ended and there is no current one, the task is dropped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         // A runtime that has ended drops the task at once, which may spawn another one.
-        let runtime = self.current().runtime.clone();
+        let runtime = self.current().as_ref().map(|(runtime, _)| runtime.clone());
         if let Some(runtime) = runtime {
             runtime.spawn(task);
         }
@@ -68,8 +65,9 @@ impl Home {
 
     /// Returns whether this runtime, which is the current one, is the home.
     pub(crate) fn is(&self, here: &Handle) -> bool {
-        let home = &self.current().runtime;
-        home.as_ref().is_some_and(|home| home.id() == here.id())
+        let home = self.current();
+        home.as_ref()
+            .is_some_and(|(home, _)| home.id() == here.id())
     }
 
     /// Waits for what a task of the home reports. Returns `None` if the home is not run, which takes a runtime to notice.
@@ -110,24 +108,18 @@ impl Home {
     }
 
     /// Returns the home, which is the current runtime if the former one has ended.
-    fn current(&self) -> MutexGuard<'_, HomeState> {
-        let mut state = self.0.lock();
-        let is_used = match &state.ended {
-            Some(ended) if !ended.is_closed() => return state,
-            ended => ended.is_some(),
-        };
-        let unused = state.runtime.take().filter(|_| !is_used);
-        for runtime in unused.into_iter().chain(Handle::try_current().ok()) {
-            let (sender, ended) = oneshot::channel();
-            // A runtime that has ended drops the task at once.
-            runtime.spawn(async { drop(ended.await) });
-            if !sender.is_closed() {
-                state.runtime = Some(runtime);
-                state.ended = Some(sender);
-                break;
-            }
+    fn current(&self) -> MutexGuard<'_, Option<(Handle, oneshot::Sender<Infallible>)>> {
+        let mut used = self.used.lock();
+        if used.as_ref().is_none_or(|(_, ended)| ended.is_closed()) {
+            let given = self.given.clone().into_iter();
+            *used = given.chain(Handle::try_current().ok()).find_map(|runtime| {
+                let (sender, ended) = oneshot::channel();
+                // A runtime that has ended drops the task at once.
+                runtime.spawn(async { drop(ended.await) });
+                (!sender.is_closed()).then_some((runtime, sender))
+            });
         }
-        state
+        used
     }
 }
 

@@ -6,7 +6,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 use tracing::Span;
 
 use crate::lock::backoff::AcquireError;
@@ -17,7 +17,7 @@ use crate::lock::queue::Place;
 use crate::lock::registry::{DrainStage, UnsettledRelease};
 use crate::lock::spec::LockSpec;
 use crate::lock::state::{HolderCommand, LockState};
-use crate::lock::time::Timer;
+use crate::lock::time::reached;
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
 use crate::node::{
@@ -46,7 +46,7 @@ pub(super) struct Driver {
     failures: BTreeMap<usize, NodeFailure>,
     /// The request of that extension or release.
     decision: u32,
-    timer: Timer,
+    timer: Option<Pin<Box<Sleep>>>,
     /// The places of the keys in the queue, which know the processes that wait for each key.
     places: Arc<[Arc<Place>]>,
     /// A read under way.
@@ -86,7 +86,7 @@ impl Driver {
             votes: VoteReceiver::new(&cluster.names),
             failures: BTreeMap::new(),
             decision: 0,
-            timer: Timer::default(),
+            timer: None,
             places: Arc::clone(places),
             read: None,
             #[cfg(feature = "test-util")]
@@ -214,7 +214,7 @@ impl Driver {
                 }
                 vote = self.votes.recv(awaited.unwrap_or_default()), if awaited.is_some() => Some(vote),
                 // Those that are there, although too few, have arrived in time.
-                () = self.timer.at(due) => self.votes.try_recv(),
+                () = reached(&mut self.timer, due) => self.votes.try_recv(),
             };
             let now = self.origin.elapsed();
             match vote {
@@ -240,7 +240,7 @@ impl Driver {
     fn on_vote(&mut self, vote: Vote, now: Duration) {
         if let Some(subscribers) = vote.subscribers {
             for place in self.places.iter() {
-                place.remote.set_subscribers(subscribers);
+                place.set_subscribers(subscribers);
             }
         }
         let (node, number) = (vote.node, vote.phase);

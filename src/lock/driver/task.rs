@@ -80,7 +80,7 @@ impl LockTask {
         wait: Wait,
         span: &Span,
     ) -> Result<Self, LockError> {
-        let ticket = spec.registry.enter(&spec.keys).ok_or(LockError::Closed)?;
+        let ticket = spec.registry.enter().ok_or(LockError::Closed)?;
         Ok(Self {
             spec: Arc::new(spec),
             slot_table: slot_table.map(Box::new),
@@ -286,7 +286,7 @@ impl LockTask {
         }
         self.permit.unsubscribe();
         if let Some(ticket) = &self.ticket {
-            ticket.set_held(self.spec.slot.map(|_| &self.spec.keys));
+            ticket.set_held(&self.spec.keys);
         }
         (self.slot_table, self.backoff) = (None, None);
         self.wait.end();

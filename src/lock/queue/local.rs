@@ -134,7 +134,7 @@ impl LocalQueue {
                 if entry.get().0 == 0 {
                     entry.remove();
                     // The lease task of the last caller may keep the place alive for longer.
-                    place.remote.unsubscribe();
+                    place.end_subscription();
                 }
             }
         }
@@ -264,13 +264,13 @@ impl Permit {
     }
 
     /// Returns whether the release of the keys is to be published, and not kept for a local caller; see
-    /// [`RemoteWaiters`].
+    /// [`Place::keep`].
     pub(crate) fn publishes(&self) -> bool {
         match &*self.places {
             // A node publishes only the release of the last reader, whose next caller is not known. Any caller can take
             // a slot that is free.
             _ if self.access != Access::Exclusive => true,
-            [place] => !place.remote.keep(place.is_waited_for()),
+            [place] => !place.keep(),
             // The next caller of several keys is not known.
             _ => true,
         }
@@ -281,16 +281,16 @@ impl Permit {
         &self.places
     }
 
-    /// Returns the number of processes that wait for one of the keys; see [`RemoteWaiters::notified`].
+    /// Returns the number of processes that wait for one of the keys; see [`Place::notified`].
     pub(crate) fn notified(&self) -> Option<usize> {
         let places = self.places.iter();
-        places.filter_map(|place| place.remote.notified()).max()
+        places.filter_map(|place| place.notified()).max()
     }
 
     /// Watches the releases of each key, to which this process is subscribed until no local caller waits any more.
     pub(crate) fn subscribe(&self, cluster: &Cluster, names: &[KeyNames]) -> Vec<Watching> {
         let places = self.places.iter().zip(names);
-        let watching = places.map(|(place, name)| place.remote.watch(cluster, name.channel()));
+        let watching = places.map(|(place, name)| place.watch(cluster, name.channel()));
         watching.collect()
     }
 

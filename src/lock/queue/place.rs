@@ -5,19 +5,18 @@
 //! A place lists the callers that have its permits. Who is on the list owns permits, so a caller that does not react
 //! can be taken off it, and its permits go to the next one. Exclusion does not depend on permits: the nodes decide.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::task;
 use tokio::time::Instant;
 
 use crate::lock::error::LockError;
-use crate::lock::queue::remote::RemoteWaiters;
 use crate::lock::slots::slot_at_random;
 use crate::lock::state::LockState;
-use crate::node::Mutex;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::sync::{Notify, Semaphore};
+use crate::node::{Mutex, ReleaseSignal, Subscription};
 use crate::protocol::lease::{Access, Decided};
 use crate::protocol::{LockKey, LockKeys};
 
@@ -44,7 +43,20 @@ pub(crate) struct Place {
     pub(crate) changed: Notify,
     /// Notified when a caller failed.
     pub(crate) failed: Notify,
-    pub(crate) remote: RemoteWaiters,
+    /// The number of processes that wait for the key: of subscribers to which its last release was published.
+    pub(super) subscribers: AtomicUsize,
+    /// The number of releases in a row that were not published.
+    pub(super) kept: AtomicUsize,
+    /// The subscription of this process to the releases of others: kept for the next callers, which wait for the permit,
+    /// and known while some caller watches it.
+    pub(super) subscription: Mutex<(Option<Arc<Subscribed>>, Weak<Subscribed>)>,
+}
+
+/// The subscription to the releases of a key, at every node that publishes them.
+#[derive(Debug)]
+pub(super) struct Subscribed {
+    pub(super) signal: Arc<ReleaseSignal>,
+    pub(super) _subscriptions: Vec<Subscription>,
 }
 
 /// The callers that have permits of a place.
@@ -133,7 +145,9 @@ impl Place {
             callers: Mutex::default(),
             changed: Notify::new(),
             failed: Notify::new(),
-            remote: RemoteWaiters::default(),
+            subscribers: AtomicUsize::new(0),
+            kept: AtomicUsize::new(0),
+            subscription: Mutex::default(),
         }
     }
 
@@ -181,13 +195,6 @@ impl Place {
         // With its slot, which others may choose from now on. A caller that is still on the list keeps its own, so two that
         // have permits never choose the same.
         Some(callers.admitted.swap_remove(position).permits)
-    }
-
-    /// Ends the subscription to the releases of other processes, if no caller waits here.
-    pub(super) fn unsubscribe(&self) {
-        if !self.is_waited_for() {
-            self.remote.unsubscribe();
-        }
     }
 
     /// Chooses one of these slots, one bit each, that no other caller on the list has, for a caller on the list.

@@ -10,36 +10,18 @@
 //! All local callers that wait for a release of another process share one subscription, and each watches it by itself. A
 //! caller that waits for the permit will need it next, so the place keeps it while there is one.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use crate::lock::cluster::Cluster;
-use crate::node::sync::atomic::{AtomicUsize, Ordering};
-use crate::node::{Mutex, ReleaseSignal, ReleaseWatch, Subscription};
+use crate::lock::queue::place::{Place, Subscribed};
+use crate::node::sync::atomic::Ordering;
+use crate::node::{ReleaseSignal, ReleaseWatch};
 
 /// The number of local callers that acquire a key in a row while other processes wait for it.
 ///
 /// A hand-over to another process costs several round trips, and the attempts of processes that come too late. A
 /// longer run makes other processes wait longer.
 const LOCAL_RUN: usize = 4;
-
-/// The processes that wait for one key.
-#[derive(Debug, Default)]
-pub(crate) struct RemoteWaiters {
-    /// The number of subscribers to which the last release was published.
-    subscribers: AtomicUsize,
-    /// The number of releases in a row that were not published.
-    kept: AtomicUsize,
-    /// The subscription of this process: kept for the next callers, which wait for the permit, and known while some
-    /// caller watches it.
-    subscription: Mutex<(Option<Arc<Subscribed>>, Weak<Subscribed>)>,
-}
-
-/// The subscription to the releases of a key, at every node that publishes them.
-#[derive(Debug)]
-struct Subscribed {
-    signal: Arc<ReleaseSignal>,
-    _subscriptions: Vec<Subscription>,
-}
 
 /// A caller's watch for the releases of a key. Keeps the subscription.
 #[derive(Debug)]
@@ -48,7 +30,8 @@ pub(crate) struct Watching {
     subscribed: Arc<Subscribed>,
 }
 
-impl RemoteWaiters {
+/// The processes that wait for the key of a place.
+impl Place {
     /// Sets the number of subscribers to which a node published a release.
     pub(crate) fn set_subscribers(&self, subscribers: usize) {
         // Relaxed here and below: the counts only say who should go first. With a stale one, a process waits for one turn
@@ -66,11 +49,11 @@ impl RemoteWaiters {
     /// Decides whether the key stays in this process, so that its release is not published. Counts the decision.
     ///
     /// If the local caller goes away without an attempt, the other processes find the key free when they poll.
-    pub(super) fn keep(&self, is_waited_for: bool) -> bool {
+    pub(super) fn keep(&self) -> bool {
         // Load and store, not one step: only the holder of the place's permit decides, and the permit's semaphore orders the
         // holders.
         let kept = self.kept.load(Ordering::Relaxed) + 1;
-        let keep = is_waited_for && kept < LOCAL_RUN && self.count().is_some();
+        let keep = self.is_waited_for() && kept < LOCAL_RUN && self.count().is_some();
         self.kept
             .store(if keep { kept } else { 0 }, Ordering::Relaxed);
         keep
@@ -111,8 +94,15 @@ impl RemoteWaiters {
         }
     }
 
-    /// Ends the subscription, unless a caller watches.
+    /// Ends the subscription to the releases of other processes, if no caller waits here.
     pub(super) fn unsubscribe(&self) {
+        if !self.is_waited_for() {
+            self.end_subscription();
+        }
+    }
+
+    /// Ends the subscription, unless a caller watches.
+    pub(super) fn end_subscription(&self) {
         let kept = self.subscription.lock().0.take();
         // Behind the mutex, because the nodes are told of its end, if this was the last owner.
         drop(kept);

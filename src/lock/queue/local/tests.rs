@@ -145,7 +145,7 @@ async fn publishes_is_false_for_three_local_waiters_in_a_row() {
     tokio_test::assert_pending!(waiting.poll());
     // No other process is known.
     assert!(permit.publishes());
-    permit.place(0).remote.set_subscribers(1);
+    permit.place(0).set_subscribers(1);
     assert_eq!(
         [(); 8].map(|()| permit.publishes()),
         [false, false, false, true, false, false, false, true]

@@ -197,7 +197,7 @@ fn at_most_three_releases_in_a_row_are_kept_in_the_process() {
         let callers = [(); 5].map(|()| {
             let kept = Arc::clone(&kept);
             acquiring(&queue, &["k"], Access::Exclusive, move |permit| {
-                permit.place(0).remote.set_subscribers(1);
+                permit.place(0).set_subscribers(1);
                 if permit.publishes() {
                     kept.store(0, Ordering::SeqCst);
                 } else {
