@@ -67,9 +67,9 @@
 //! | 1 writer, 2 readers | all | 4,094,269 | 28 |
 //! | 2 writers, 1 reader | all | 1,715,200 | 28 |
 //! | 1 writer, readers with a ttl of 3 and of 1 | all | 767,189 | 27 |
-//! | 1 writer, 1 reader, a repeated `ACQUIRE` | all | 1,448,528 | 23 |
+//! | 1 writer, 1 reader, a repeated `ACQUIRE` | all | 493,381 | 22 |
 //! | 1 writer, 1 reader, extended by 3 and by 1 | all | 1,490,136 | 28 |
-//! | 1 writer, 1 reader, extended by 3, a repeated `ACQUIRE` | all | 1,073,353 | 25 |
+//! | 1 writer, 1 reader, extended by 3, a repeated `ACQUIRE` | all | 373,143 | 24 |
 //! | 1 writer, 2 readers, one extended by 3 | all | 2,429,312 | 29 |
 //! | restart guard, 1 writer, 1 reader, one node wiped | all | 443,552 | 22 |
 //! | restart guard, 1 writer, 1 reader, extended by 3, one node wiped | all | 907,772 | 24 |
@@ -84,8 +84,8 @@
 //! | 1 and 1 nodes: 2 both, 1 new | all | 509,816 | 29 |
 //! | 1 and 3 nodes: 1 old, 1 both | all | 203,455 | 23 |
 //! | 3 and 1 nodes: 1 both, 1 new | all | 211,512 | 26 |
-//! | 1 and 1 nodes: 1 both, 1 new, an extension | all | 143,197 | 22 |
-//! | 1 and 1 nodes: 1 both, 1 new, a repeated `ACQUIRE` | all | 258,539 | 24 |
+//! | 1 and 1 nodes: 1 both, 1 new, an extension | all | 143,183 | 22 |
+//! | 1 and 1 nodes: 1 both, 1 new, a repeated `ACQUIRE` | all | 160,169 | 23 |
 //! | 1 and 1 nodes: 1 old, 1 new after a wait of the ttl | all | 4,982 | 15 |
 //! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait | all | 253,598 | 26 |
 //! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait of the ttl; order through both only | all | 257,378 | 25 |

@@ -122,6 +122,11 @@ impl Call {
         matches!(self, Self::Sent | Self::Deaf | Self::Standing)
     }
 
+    /// Whether the node may carry it out, and no answer will be read.
+    pub(crate) fn is_deaf(self) -> bool {
+        matches!(self, Self::Deaf | Self::Standing)
+    }
+
     /// The answer will not be read.
     pub(crate) fn deafen(&mut self) {
         *self = match self {
@@ -129,6 +134,14 @@ impl Call {
             Self::Standing => Self::Standing,
             Self::None | Self::Ran(_) | Self::Read(_) => Self::None,
         };
+    }
+
+    /// No answer will be read, and what would be may be carried out again.
+    pub(crate) fn stand(&mut self) {
+        match self {
+            Self::Sent => *self = Self::Standing,
+            call => call.deafen(),
+        }
     }
 
     /// The node carried the request out.

@@ -46,7 +46,6 @@ use std::num::NonZero;
 use stateright::{Checker, Expectation, HasDiscoveries, Model};
 use tokio::time::Instant;
 
-mod asynchronous;
 mod layouts;
 mod leases;
 mod once;
@@ -54,7 +53,10 @@ mod records;
 mod requests;
 mod shared;
 mod space;
+mod spec;
 mod timed;
+mod tokens;
+mod world;
 
 /// What a model must be to be explored.
 trait Explored:

@@ -14,47 +14,10 @@ use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
 
 use crate::leases::{Heard, Words};
+use crate::spec::Variant;
 
 /// No fence is ever forgotten within the time of a model.
 pub(crate) const RETENTION: Duration = Duration::from_secs(1_000_000);
-
-/// What is done wrong on purpose; all else is shared with the run of the shipped protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Variant {
-    /// Nothing: the protocol as it is shipped.
-    Shipped,
-    /// T1: the second phase counts every node that still has the key, whatever its fence.
-    CountsEveryOk,
-    /// T2: the highest number of a majority is the token at once, without a second phase.
-    NoWriteBack,
-    /// T4: an extension counts every node that still has the key, whatever its fence.
-    ExtendsByKey,
-    /// T10: a node raises the fences of the newly locked keys of a set only.
-    RaisesNewFencesOnly,
-    /// T11: a node's `CONFIRM` sets the expiry even if that shortens the lock.
-    ConfirmShortens,
-    /// T12: answers to an older extension are counted for a newer one.
-    CountsOldExtension,
-    /// A majority that answered after the ttl is as good as one that answered in time.
-    IgnoresValidity,
-    /// The validity of a lock counts from when the majority was read.
-    EndFromReply,
-    /// T33: a client that has released begins again as the same owner.
-    ReusesOwner,
-    /// T13: the node does not compare the generation that the client was admitted with.
-    NoCompare,
-    /// T14: the age of a node counts, for each client, from when that client noticed.
-    AgeFromNotice,
-    /// T15: a node votes as soon as its generation is old enough, whatever process made it and
-    /// however young the one that runs.
-    NoUptimeRule,
-    /// T16: what a node said on one connection goes for the next one, too.
-    CachesAdmission,
-    /// T18: the stamp of a generation is read in a step of its own before it is set.
-    StampOutside,
-    /// T19: a generation goes for every process that has it.
-    GenerationOfAnyProcess,
-}
 
 /// The values seen so far, each with a number and a note.
 #[derive(Debug)]
@@ -132,7 +95,7 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     /// Nodes for clients that lock these sets of keys, each given by its numbers.
-    pub(crate) fn new(variant: Variant, sets: &[Vec<u8>]) -> Self {
+    pub(crate) fn new(variant: Variant, sets: &[&[u8]]) -> Self {
         let name = |keys: &[u8]| -> Arc<[KeyNames]> {
             let keys: LockKeys = keys.iter().map(|key| format!("key{key}")).collect();
             let namespace = Namespace::default();
