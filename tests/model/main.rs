@@ -49,7 +49,6 @@ use tokio::time::Instant;
 mod layouts;
 mod leases;
 mod once;
-mod records;
 mod requests;
 mod shared;
 mod space;

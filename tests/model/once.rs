@@ -1,4 +1,4 @@
-//! The runs of the model of requests whose outcome is recorded, and the defects that it must find.
+//! Requests whose outcome is recorded, without time, and the defects that must be found.
 //!
 //! What must hold: I1 all who are answered are answered the same; I2 no request that began after an answer
 //! executes; I2' nor who began after a majority recorded; I3 two execute only if a lock of one broke
@@ -7,386 +7,360 @@
 //! executes, whatever breaks; no node has an intent beside a record; and no request that began after a majority
 //! recorded is told that the outcome is unknown. An outcome that is answered as not recorded is outside of these.
 
-use crate::records::promises::{
+use crate::spec::{Executions, Proposals, Role, Spec, Variant};
+use crate::world::{
     CONFIRMED, CONFLICT, EVERYWHERE, FORGOTTEN, FOUND_ANOTHER, FOUND_ITS_OWN, I1, I2, I2_DECIDED,
-    I3, I4, KEPT, KNOWN, LATE, NOT_RECORDED, ONCE, RECORDED_AGAIN, REFRAINED, REPAIR, REPLAY,
-    RETRIED, SETTLED, TWICE, UNDECIDED, UNFINISHED, UNKNOWN, WITHOUT_EFFECT,
+    I3, I4, KEPT, KNOWN, LATE, NO_INTENT, NOT_RECORDED, ONCE, RECORDED_AGAIN, REFRAINED, REPAIR,
+    REPLAY, RETRIED, TWICE, UNDECIDED, UNFINISHED, UNKNOWN, WITHOUT_EFFECT, World,
 };
-use crate::records::{Bounds, Records, Variant};
 use crate::{FAR_MORE, breaks, holds, holds_within};
+
+/// Three requests and one that repairs; and the most requests of one lease: `ACQUIRE`, three `CONFIRM`s, one before a late
+/// beginning, `RECORD`, `LOOK`, `RECORD` again, `TOPUP`, the release.
+type Once<const N: usize> = World<N, 4, 10>;
+
+/// So many requests, which propose any number from 1 to the last, and may do this.
+fn requests(
+    count: usize,
+    proposals: u8,
+    once: Executions,
+    reaches: &'static [&'static str],
+) -> Spec {
+    Spec {
+        once: Some(once),
+        promises: match once.intents {
+            false => &[I1, I2, I2_DECIDED, I3, I4, KEPT],
+            true => &[I1, I2, I2_DECIDED, I4, KEPT, ONCE, KNOWN, NO_INTENT],
+        },
+        reaches,
+        ..Spec::of(&vec![Role::WRITER; count + 1], Proposals::UpTo(proposals))
+    }
+}
+
+fn repeated(spec: Spec) -> Spec {
+    Spec {
+        duplicates: 1,
+        ..spec
+    }
+}
+
+/// Clients give up waiting for single answers.
+fn giving_up(spec: Spec) -> Spec {
+    Spec {
+        timeouts: true,
+        ..spec
+    }
+}
+
+/// One node forgets, once so many have a record.
+fn forgetful(copies: usize, top_up: bool) -> Spec {
+    let once = Executions {
+        top_up,
+        copies,
+        ..PLAIN
+    };
+    Spec {
+        faults: 1,
+        promises: &[I1, I2, I2_DECIDED, I4],
+        ..requests(2, 1, once, &[])
+    }
+}
+
+const PLAIN: Executions = Executions {
+    retry: false,
+    calm: false,
+    top_up: false,
+    intents: false,
+    begins: false,
+    late: false,
+    leaves: false,
+    large: false,
+    copies: 0,
+};
+const TOP_UP: Executions = Executions {
+    top_up: true,
+    ..PLAIN
+};
+const RETRY: Executions = Executions {
+    retry: true,
+    ..PLAIN
+};
+const BEGINS: Executions = Executions {
+    begins: true,
+    ..PLAIN
+};
+const LEAVES: Executions = Executions {
+    leaves: true,
+    ..PLAIN
+};
+const INTENTS: Executions = Executions {
+    intents: true,
+    ..PLAIN
+};
+const INTENTS_TOP_UP: Executions = Executions {
+    top_up: true,
+    ..INTENTS
+};
 
 #[test]
 fn two_once_requests_get_equal_answers_and_execute_twice_only_if_a_lock_breaks() {
-    let bounds = Bounds {
-        top_up: true,
-        reaches: &[
-            REPLAY,
-            REPAIR,
-            FOUND_ANOTHER,
-            CONFIRMED,
-            CONFLICT,
-            TWICE,
-            EVERYWHERE,
-        ],
-        ..Bounds::of(2, 2)
-    };
+    let reaches = &[
+        REPLAY,
+        REPAIR,
+        FOUND_ANOTHER,
+        CONFIRMED,
+        CONFLICT,
+        TWICE,
+        EVERYWHERE,
+    ];
     let name = "2 requests of 1..2, TOPUP";
-    holds(name, Records::<3>::new(bounds));
+    holds(name, Once::<3>::new(requests(2, 2, TOP_UP, reaches)));
 }
 
 #[test]
 fn once_requests_that_give_up_on_nodes_keep_the_promises() {
-    let bounds = Bounds {
-        timeouts: true,
-        reaches: &[REPLAY, REPAIR, FOUND_ITS_OWN, UNDECIDED, NOT_RECORDED],
-        ..Bounds::of(2, 1)
-    };
+    let reaches = &[REPLAY, REPAIR, FOUND_ITS_OWN, UNDECIDED, NOT_RECORDED];
+    let spec = giving_up(requests(2, 1, PLAIN, reaches));
     let name = "2 requests, nodes given up";
-    holds_within(1_000_000, name, Records::<3>::new(bounds));
+    holds_within(1_000_000, name, Once::<3>::new(spec));
 }
 
 #[test]
 fn once_request_that_acquires_again_to_repair_keeps_the_promises() {
-    let bounds = Bounds {
-        retry: true,
-        reaches: &[REPLAY, REPAIR, RETRIED],
-        ..Bounds::of(2, 1)
-    };
+    let spec = requests(2, 1, RETRY, &[REPLAY, REPAIR, RETRIED]);
     let name = "2 requests, a repair after executing";
-    holds_within(2_000_000, name, Records::<3>::new(bounds));
+    holds_within(2_000_000, name, Once::<3>::new(spec));
 }
 
 /// Its own grants would refuse a fresh owner value, so it begins with the old one. It takes a fresh one only
 /// if that misses the majority, as the test before this one shows.
 #[test]
 fn once_request_that_finds_only_its_own_record_sends_it_again() {
-    let bounds = Bounds {
-        retry: true,
+    let calm = Executions {
         calm: true,
-        timeouts: true,
-        reaches: &[REPLAY, RECORDED_AGAIN],
-        ..Bounds::of(2, 1)
+        ..RETRY
     };
+    let spec = giving_up(requests(2, 1, calm, &[REPLAY, RECORDED_AGAIN]));
     let name = "2 requests, healthy nodes, RECORD again";
-    holds(name, Records::<3>::new(bounds.clone()));
-    let broken = Bounds {
-        calm: false,
-        reaches: &[REPLAY, REPAIR, RECORDED_AGAIN, TWICE],
-        ..bounds
-    };
+    holds(name, Once::<3>::new(spec));
+    let reaches = &[REPLAY, REPAIR, RECORDED_AGAIN, TWICE];
+    let spec = giving_up(requests(2, 1, RETRY, reaches));
     let name = "2 requests, RECORD again";
-    holds_within(2_000_000, name, Records::<3>::new(broken));
+    holds_within(2_000_000, name, Once::<3>::new(spec));
 }
 
 #[test]
 fn repeated_acquire_of_a_once_request_keeps_the_promises() {
-    let bounds = Bounds {
-        duplicates: 1,
-        reaches: &[REPLAY, REPAIR, CONFLICT, TWICE],
-        ..Bounds::of(2, 1)
-    };
+    let reaches = &[REPLAY, REPAIR, CONFLICT, TWICE];
+    let spec = repeated(requests(2, 1, PLAIN, reaches));
     let name = "2 requests, a repeated ACQUIRE";
-    holds_within(2_000_000, name, Records::<3>::new(bounds));
+    holds_within(2_000_000, name, Once::<3>::new(spec));
 }
 
 /// A client may wait for long between the grant and the beginning, and hears of records meanwhile.
 #[test]
 fn client_that_receives_a_record_before_it_begins_does_not_execute() {
-    let bounds = Bounds {
-        begins: true,
-        reaches: &[REPLAY, REPAIR, REFRAINED, TWICE],
-        ..Bounds::of(2, 1)
-    };
-    let name = "2 requests, beginning is a step";
-    holds(name, Records::<3>::new(bounds));
+    let spec = requests(2, 1, BEGINS, &[REPLAY, REPAIR, REFRAINED, TWICE]);
+    holds("2 requests, beginning is a step", Once::<3>::new(spec));
 }
 
 /// A lease whose grant is older asks all nodes once more before it begins.
 #[test]
 fn client_that_begins_late_asks_for_records_again() {
-    let bounds = Bounds {
-        begins: true,
+    let late = Executions {
         late: true,
-        reaches: &[REPLAY, REFRAINED, LATE, TWICE],
-        ..Bounds::of(2, 1)
+        ..BEGINS
     };
+    let spec = requests(2, 1, late, &[REPLAY, REFRAINED, LATE, TWICE]);
     let name = "2 requests, beginning late";
-    holds_within(2_000_000, name, Records::<3>::new(bounds));
+    holds_within(2_000_000, name, Once::<3>::new(spec));
 }
 
 #[test]
 fn client_that_goes_after_its_beginning_keeps_the_key_unless_it_had_no_effect() {
-    let bounds = Bounds {
-        leaves: true,
-        reaches: &[REPLAY, WITHOUT_EFFECT, UNFINISHED],
-        ..Bounds::of(2, 1)
-    };
+    let spec = requests(2, 1, LEAVES, &[REPLAY, WITHOUT_EFFECT, UNFINISHED]);
     let name = "2 requests, which go at any time";
-    holds_within(2_000_000, name, Records::<3>::new(bounds.clone()));
-    let intents = Bounds {
+    holds_within(2_000_000, name, Once::<3>::new(spec));
+    let intents = Executions {
         intents: true,
-        promises: &[I1, I2, I2_DECIDED, I4, KEPT, ONCE, KNOWN, SETTLED],
-        reaches: &[REPLAY, UNKNOWN, UNFINISHED],
-        ..bounds
+        ..LEAVES
     };
+    let spec = requests(2, 1, intents, &[REPLAY, UNKNOWN, UNFINISHED]);
     let name = "at most once, 2 requests, which go at any time";
-    holds_within(2_000_000, name, Records::<3>::new(intents));
+    holds_within(2_000_000, name, Once::<3>::new(spec));
 }
 
 #[test]
 fn large_record_is_read_before_it_is_repaired() {
-    let bounds = Bounds {
+    let large = Executions {
         large: true,
-        top_up: true,
-        reaches: &[REPLAY, REPAIR, UNDECIDED, FOUND_ANOTHER],
-        ..Bounds::of(2, 1)
+        ..TOP_UP
     };
+    let spec = requests(2, 1, large, &[REPLAY, REPAIR, UNDECIDED, FOUND_ANOTHER]);
     let name = "2 requests, large records";
-    holds_within(400_000, name, Records::<3>::new(bounds));
-}
-
-#[test]
-fn client_that_ignores_records_after_its_grant_executes_beside_a_received_record() {
-    let bounds = Bounds {
-        variant: Variant::DeafOnceGranted,
-        begins: true,
-        ..Bounds::of(2, 1)
-    };
-    breaks("deaf once granted", Records::<3>::new(bounds), &[I4]);
+    holds_within(400_000, name, Once::<3>::new(spec));
 }
 
 #[test]
 fn three_once_requests_get_equal_answers_and_execute_twice_only_if_a_lock_breaks() {
-    let bounds = Bounds {
-        reaches: &[REPLAY, REPAIR, CONFLICT, TWICE],
-        ..Bounds::of(3, 1)
-    };
-    let name = "3 requests";
-    holds_within(3_000_000, name, Records::<3>::new(bounds));
+    let spec = requests(3, 1, PLAIN, &[REPLAY, REPAIR, CONFLICT, TWICE]);
+    holds_within(3_000_000, "3 requests", Once::<3>::new(spec));
 }
 
 #[test]
 fn once_requests_to_five_nodes_get_equal_answers() {
-    let bounds = Bounds {
-        top_up: true,
-        reaches: &[REPLAY],
-        ..Bounds::of(2, 1)
-    };
+    let spec = requests(2, 1, TOP_UP, &[REPLAY]);
     let name = "5 nodes, 2 requests, TOPUP";
-    holds_within(1_000_000, name, Records::<5>::new(bounds));
+    holds_within(1_000_000, name, Once::<5>::new(spec));
 }
 
 #[test]
 fn intents_let_at_most_one_request_execute_under_any_fault() {
-    let bounds = Bounds {
-        intents: true,
-        top_up: true,
-        promises: &[I1, I2, I2_DECIDED, I4, KEPT, ONCE, KNOWN, SETTLED],
-        reaches: &[REPLAY, REPAIR, UNKNOWN],
-        ..Bounds::of(2, 2)
-    };
+    let reaches = &[REPLAY, REPAIR, UNKNOWN];
     let name = "at most once, 2 requests of 1..2, TOPUP";
-    holds(name, Records::<3>::new(bounds.clone()));
-    let given_up = Bounds {
-        proposals: 1,
-        timeouts: true,
+    let spec = requests(2, 2, INTENTS_TOP_UP, reaches);
+    holds(name, Once::<3>::new(spec));
+    let retry = Executions {
         retry: true,
-        reaches: &[REPLAY, REPAIR, UNKNOWN, UNDECIDED, RETRIED, NOT_RECORDED],
-        ..bounds
+        ..INTENTS_TOP_UP
     };
+    let all = &[REPLAY, REPAIR, UNKNOWN, UNDECIDED, RETRIED, NOT_RECORDED];
     let name = "at most once, 2 requests, nodes given up, a repair after executing";
-    holds(name, Records::<3>::new(given_up));
-    let repeated = Bounds {
-        proposals: 1,
-        duplicates: 1,
-        ..bounds
-    };
+    holds(name, Once::<3>::new(giving_up(requests(2, 1, retry, all))));
     let name = "at most once, 2 requests, a repeated ACQUIRE";
-    holds(name, Records::<3>::new(repeated));
-    let three = Bounds {
-        requests: 3,
-        proposals: 1,
-        top_up: false,
-        ..bounds
-    };
-    let name = "at most once, 3 requests";
-    holds(name, Records::<3>::new(three));
+    let spec = repeated(requests(2, 1, INTENTS_TOP_UP, reaches));
+    holds(name, Once::<3>::new(spec));
+    let spec = requests(3, 1, INTENTS, reaches);
+    holds("at most once, 3 requests", Once::<3>::new(spec));
 }
 
 #[test]
 fn record_on_all_nodes_survives_the_loss_of_one_memory() {
-    let bounds = Bounds {
-        top_up: true,
-        wipes: 1,
-        copies: 3,
+    let spec = Spec {
         promises: &[I1, I2_DECIDED, I4],
         reaches: &[REPLAY, FORGOTTEN],
-        ..Bounds::of(2, 1)
+        ..forgetful(3, true)
     };
     let name = "2 requests, a wipe after all have the record";
-    holds(name, Records::<3>::new(bounds));
+    holds(name, Once::<3>::new(spec));
 }
 
 #[test]
 #[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_requests_hold_too_when_asked_for() {
-    let bounds = Bounds {
-        top_up: true,
-        reaches: &[REPLAY, REPAIR, CONFLICT, TWICE],
-        ..Bounds::of(3, 1)
-    };
+    let reaches = &[REPLAY, REPAIR, CONFLICT, TWICE];
     let name = "3 requests, TOPUP";
-    holds_within(FAR_MORE, name, Records::<3>::new(bounds));
-    let bounds = Bounds {
-        top_up: true,
+    let spec = requests(3, 1, TOP_UP, reaches);
+    holds_within(FAR_MORE, name, Once::<3>::new(spec));
+    let both = Executions {
         retry: true,
-        reaches: &[REPLAY, REPAIR, CONFLICT, TWICE],
-        ..Bounds::of(2, 2)
+        ..TOP_UP
     };
     let name = "2 requests of 1..2, TOPUP, a repair after executing";
-    holds_within(FAR_MORE, name, Records::<3>::new(bounds));
+    let spec = requests(2, 2, both, reaches);
+    holds_within(FAR_MORE, name, Once::<3>::new(spec));
 }
 
 #[test]
 #[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_intents_hold_too_when_asked_for() {
-    let bounds = Bounds {
-        intents: true,
-        timeouts: true,
-        promises: &[I1, I2, I2_DECIDED, I4, KEPT, ONCE, KNOWN, SETTLED],
-        reaches: &[REPLAY, REPAIR, UNKNOWN],
-        ..Bounds::of(3, 1)
-    };
+    let spec = giving_up(requests(3, 1, INTENTS, &[REPLAY, REPAIR, UNKNOWN]));
     let name = "at most once, 3 requests, nodes given up";
-    holds_within(FAR_MORE, name, Records::<3>::new(bounds));
+    holds_within(FAR_MORE, name, Once::<3>::new(spec));
+}
+
+/// Each of these promises is broken by this variant of two requests.
+fn finds(name: &str, variant: Variant, once: Executions, promises: &[&'static str]) {
+    for promise in promises {
+        let spec = requests(2, 1, once, &[]);
+        let spec = Spec { variant, ..spec };
+        breaks(name, Once::<3>::new(spec), &[promise]);
+    }
+}
+
+/// Two executions without a broken lock.
+fn finds_two(name: &str, variant: Variant, spec: Spec) {
+    let spec = Spec { variant, ..spec };
+    breaks(name, Once::<3>::new(spec), &[I3]);
 }
 
 #[test]
 fn t5_replaying_a_minority_record_lets_a_later_request_execute() {
-    let bounds = Bounds {
+    let spec = Spec {
         variant: Variant::ReplaysMinority,
-        ..Bounds::of(3, 1)
+        ..requests(3, 1, PLAIN, &[])
     };
-    breaks("T5 a minority replayed", Records::<3>::new(bounds), &[I2]);
+    breaks("T5 a minority replayed", Once::<3>::new(spec), &[I2]);
 }
 
 #[test]
 fn t6_replaying_a_minority_record_gives_two_answers() {
-    let bounds = Bounds {
-        variant: Variant::ReplaysMinority,
-        retry: true,
-        ..Bounds::of(2, 1)
-    };
-    breaks("T6 a minority replayed", Records::<3>::new(bounds), &[I1]);
+    finds(
+        "T6 a minority replayed",
+        Variant::ReplaysMinority,
+        RETRY,
+        &[I1],
+    );
 }
 
 #[test]
 fn answering_after_a_minority_recorded_gives_two_answers_and_executes_again() {
-    let bounds = Bounds {
-        variant: Variant::AnswersAfterMinority,
-        ..Bounds::of(2, 1)
-    };
-    for promise in [I1, I2] {
-        let model = Records::<3>::new(bounds.clone());
-        breaks("a minority answered", model, &[promise]);
-    }
-}
-
-#[test]
-fn t7_recording_on_nodes_granted_to_another_executes_twice_without_a_broken_lock() {
-    let bounds = Bounds {
-        variant: Variant::RecordsWithoutOwnerCheck,
-        ..Bounds::of(2, 2)
-    };
-    breaks("T7 no owner check", Records::<3>::new(bounds), &[I3]);
+    let name = "a minority answered";
+    finds(name, Variant::AnswersAfterMinority, PLAIN, &[I1, I2]);
 }
 
 /// The second `RECORD` of one that executed needs the old owner value at the node, as the first does.
 #[test]
 fn recording_again_on_nodes_granted_to_another_executes_twice_without_a_broken_lock() {
-    let bounds = Bounds {
-        variant: Variant::RecordsAgainWithoutOwnerCheck,
-        retry: true,
-        timeouts: true,
-        ..Bounds::of(2, 2)
-    };
-    let name = "RECORD again, no owner check";
-    breaks(name, Records::<3>::new(bounds), &[I3]);
+    let spec = giving_up(requests(2, 2, RETRY, &[]));
+    let variant = Variant::RecordsAgainWithoutOwnerCheck;
+    finds_two("RECORD again, no owner check", variant, spec);
 }
 
 #[test]
-fn topping_up_an_undecided_record_executes_twice_without_a_broken_lock() {
-    let bounds = Bounds {
-        variant: Variant::TopsUpEarly,
-        ..Bounds::of(2, 2)
-    };
-    breaks("TOPUP too early", Records::<3>::new(bounds), &[I3]);
+fn t7_recording_where_another_was_granted_or_too_early_executes_twice_without_a_broken_lock() {
+    let spec = || requests(2, 2, PLAIN, &[]);
+    let variant = Variant::RecordsWithoutOwnerCheck;
+    finds_two("T7 no owner check", variant, spec());
+    finds_two("TOPUP too early", Variant::TopsUpEarly, spec());
 }
 
 #[test]
 fn releasing_an_unrecorded_execution_executes_twice_without_a_broken_lock() {
-    let bounds = Bounds {
-        variant: Variant::ReleasesWithoutRecord,
-        leaves: true,
-        ..Bounds::of(2, 1)
-    };
-    for promise in [I3, KEPT] {
-        let model = Records::<3>::new(bounds.clone());
-        breaks("RELEASE without a record", model, &[promise]);
-    }
+    let name = "RELEASE without a record";
+    finds(name, Variant::ReleasesWithoutRecord, LEAVES, &[I3, KEPT]);
 }
 
 #[test]
 fn ignored_record_does_not_prevent_an_execution() {
-    let bounds = Bounds {
-        variant: Variant::IgnoresRecords,
-        ..Bounds::of(2, 1)
-    };
-    breaks("a record ignored", Records::<3>::new(bounds), &[I4]);
-}
-
-#[test]
-fn t9_a_lost_record_lets_a_later_request_execute() {
-    let bounds = Bounds {
-        wipes: 1,
-        ..Bounds::of(2, 1)
-    };
-    for promise in [I2, I2_DECIDED] {
-        let model = Records::<3>::new(bounds.clone());
-        breaks("T9 a lost record", model, &[promise]);
-    }
+    finds("a record ignored", Variant::IgnoresRecords, PLAIN, &[I4]);
+    finds("deaf once granted", Variant::DeafOnceGranted, BEGINS, &[I4]);
 }
 
 /// A copy that arrives where a request was granted before does not keep that from executing.
 #[test]
-fn copy_made_after_a_grant_does_not_replace_a_lost_record() {
-    let bounds = Bounds {
-        top_up: true,
-        wipes: 1,
-        copies: 3,
-        ..Bounds::of(2, 1)
-    };
+fn t9_a_lost_record_lets_a_later_request_execute() {
+    for promise in [I2, I2_DECIDED] {
+        let spec = forgetful(0, false);
+        breaks("T9 a lost record", Once::<3>::new(spec), &[promise]);
+    }
     let name = "a lost record, TOPUP after a grant";
-    breaks(name, Records::<3>::new(bounds), &[I2]);
+    breaks(name, Once::<3>::new(forgetful(3, true)), &[I2]);
 }
 
 #[test]
-fn withdrawing_an_intent_after_executing_lets_another_execute() {
-    let bounds = Bounds {
+fn without_an_intent_or_with_one_withdrawn_after_executing_two_execute() {
+    let spec = |once| Spec {
+        promises: &[ONCE],
+        ..requests(2, 1, once, &[])
+    };
+    breaks("no intents", Once::<3>::new(spec(PLAIN)), &[ONCE]);
+    let withdrawn = Spec {
         variant: Variant::TakesIntentBack,
-        leaves: true,
-        intents: true,
-        promises: &[ONCE],
-        ..Bounds::of(2, 1)
+        ..spec(Executions {
+            intents: true,
+            ..LEAVES
+        })
     };
-    breaks("an intent taken back", Records::<3>::new(bounds), &[ONCE]);
-}
-
-#[test]
-fn without_intents_a_broken_lock_lets_two_execute() {
-    let bounds = Bounds {
-        promises: &[ONCE],
-        ..Bounds::of(2, 1)
-    };
-    breaks("no intents", Records::<3>::new(bounds), &[ONCE]);
+    breaks("an intent taken back", Once::<3>::new(withdrawn), &[ONCE]);
 }

@@ -14,7 +14,8 @@ use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
 
 use crate::leases::{Heard, Words};
-use crate::spec::Variant;
+use crate::requests::{self, names_with_record};
+use crate::spec::{Executions, Spec, Variant};
 
 /// No fence is ever forgotten within the time of a model.
 pub(crate) const RETENTION: Duration = Duration::from_secs(1_000_000);
@@ -78,38 +79,56 @@ impl<K: Eq + Hash, V: Clone> Memo<K, V> {
     }
 }
 
+/// What a node has of executions that are decided.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Kept {
+    /// Whose record.
+    pub(crate) record: Option<u8>,
+    /// Whether it also has an intent, which refuses the key when the record has ended.
+    pub(crate) and_intent: bool,
+}
+
 /// All nodes: one function from a store and a request to a store and an answer.
 #[derive(Debug)]
 pub(crate) struct Nodes {
     pub(crate) words: Arc<Words>,
     variant: Variant,
-    owners: Vec<OwnerToken>,
+    /// How executions are recorded, if the clients execute.
+    pub(crate) once: Option<Executions>,
+    pub(crate) owners: Vec<OwnerToken>,
     /// Per client the names of its keys.
     names: Vec<Arc<[KeyNames]>>,
     /// Per client the names of its keys one by one.
     single: Vec<Vec<Arc<[KeyNames]>>>,
-    stores: RwLock<Interner<Store, ()>>,
+    stores: RwLock<Interner<Store, Kept>>,
     executed: Memo<(u32, u8, u8, u8), (u32, Heard)>,
     vanished: Memo<(u32, usize, u8), u32>,
 }
 
 impl Nodes {
-    /// Nodes for clients that lock these sets of keys, each given by its numbers.
-    pub(crate) fn new(variant: Variant, sets: &[&[u8]]) -> Self {
+    /// Nodes for the clients of a model, and one more, which was there before them or comes after them.
+    pub(crate) fn new(spec: &Spec) -> Self {
+        let namespace = Namespace::default();
         let name = |keys: &[u8]| -> Arc<[KeyNames]> {
+            if let Some(once) = spec.once {
+                return [names_with_record(&namespace, once.intents)].into();
+            }
             let keys: LockKeys = keys.iter().map(|key| format!("key{key}")).collect();
-            let namespace = Namespace::default();
             let names = namespace.names(&keys, |_| [0; 32]).expect("plain names");
             let names = names.into_iter().map(|name| namespace.with_shared(name));
             names.collect()
         };
-        let owners = (0..sets.len()).map(|client| {
-            OwnerToken::from_random([u8::try_from(client).expect("few clients"); 16])
-        });
+        let sets: Vec<&[u8]> = spec.clients.iter().map(|role| role.keys).collect();
+        let sets = [&sets[..], &[&[0]]].concat();
+        let owner = |client| match spec.once {
+            Some(_) => requests::once(true).owner([client; 16]),
+            None => OwnerToken::from_random([client; 16]),
+        };
         Self {
             words: Words::new(),
-            variant,
-            owners: owners.collect(),
+            variant: spec.variant,
+            once: spec.once,
+            owners: (0_u8..).take(sets.len()).map(owner).collect(),
             names: sets.iter().map(|set| name(set)).collect(),
             single: sets
                 .iter()
@@ -126,6 +145,11 @@ impl Nodes {
         self.intern(Store::new())
     }
 
+    /// What a node has of executions that are decided.
+    pub(crate) fn kept(&self, store: u32) -> Kept {
+        *self.stores.read().expect("no panic").note(store)
+    }
+
     /// Carries out a request of `client`, by its number, at a node, at `now`.
     pub(crate) fn execute(&self, store: u32, client: usize, op: u8, now: u8) -> (u32, Heard) {
         let number = u8::try_from(client).expect("few clients");
@@ -136,12 +160,12 @@ impl Nodes {
         })
     }
 
-    /// Lets the lock of `client` on the `key`th of its keys vanish from a node; the fence stays.
+    /// Lets the lock of `client` on the `key`th of its keys vanish from a node; what else is there stays.
     pub(crate) fn vanish(&self, store: u32, client: usize, key: u8) -> u32 {
         self.vanished.get_or((store, client, key), || {
             let mut node = self.get(store);
             let names = &self.single[client][usize::from(key)];
-            self.send(&mut node, client, names, Op::Release, ticks(0));
+            self.send(&mut node, client, names, Op::ReleaseExecuted, ticks(0));
             self.intern(node)
         })
     }
@@ -191,6 +215,10 @@ impl Nodes {
         }
     }
 
+    pub(crate) fn ask(&self, node: &mut Store, client: usize, op: Op, now: Duration) -> Reply {
+        self.send(node, client, &self.names[client], op, now)
+    }
+
     fn send(
         &self,
         node: &mut Store,
@@ -209,11 +237,12 @@ impl Nodes {
 
     fn get(&self, id: u32) -> Store {
         let stores = self.stores.read().expect("no panic");
-        stores.values[id as usize].0.clone()
+        stores.value(id).clone()
     }
 
-    fn intern(&self, store: Store) -> u32 {
-        self.stores.write().expect("no panic").id(store, ())
+    fn intern(&self, mut store: Store) -> u32 {
+        let kept = self.forget_beside_record(&mut store);
+        self.stores.write().expect("no panic").id(store, kept)
     }
 }
 

@@ -52,6 +52,24 @@ pub(crate) enum Variant {
     KeepsTokensApart,
     /// If its second group refuses it, it does not release the first.
     KeepsFirstGroup,
+    /// T5, T6: the record of one node is told to an attempt as that of all.
+    ReplaysMinority,
+    /// That one node recorded is told as that all have.
+    AnswersAfterMinority,
+    /// T7: a node keeps a record also after it granted the key to another owner.
+    RecordsWithoutOwnerCheck,
+    /// A `RECORD` after a `LOOK` is written everywhere, as a `TOPUP` would be.
+    RecordsAgainWithoutOwnerCheck,
+    /// The executor sends `TOPUP` before a majority has recorded.
+    TopsUpEarly,
+    /// The executor goes before it has recorded, and says that it had no effect.
+    ReleasesWithoutRecord,
+    /// At most once: the executor goes, and says that it did not begin.
+    TakesIntentBack,
+    /// A client is told that a node holds the key for another owner where the node has a record.
+    IgnoresRecords,
+    /// A client that was granted the key hears nothing until it begins to execute.
+    DeafOnceGranted,
 }
 
 impl Variant {
@@ -143,6 +161,29 @@ impl Role {
     }
 }
 
+/// What requests may do whose outcome is recorded.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Executions {
+    /// Whether another lease repairs for one that executed and could not record.
+    pub(crate) retry: bool,
+    /// Whether no lock vanishes by itself: all nodes are healthy, and every lease is renewed.
+    pub(crate) calm: bool,
+    /// Whether a record that is decided is sent to more nodes.
+    pub(crate) top_up: bool,
+    /// Whether nodes keep intents, so that at most one executes.
+    pub(crate) intents: bool,
+    /// Whether beginning to execute is a step of its own, before which a client goes on hearing answers.
+    pub(crate) begins: bool,
+    /// Whether a client may begin so late that its lease asks all nodes once more before.
+    pub(crate) late: bool,
+    /// Whether clients may go at any time, also between the beginning and the outcome, which are then steps of their own.
+    pub(crate) leaves: bool,
+    /// Whether outcomes are so large that nodes answer with their heads, and the rest is read, or cannot be.
+    pub(crate) large: bool,
+    /// How many nodes must have a record for it to count as decided, if that is more than a majority.
+    pub(crate) copies: usize,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     pub(crate) variant: Variant,
@@ -183,6 +224,8 @@ pub(crate) struct Spec {
     /// For how long clients of the second group alone wait after those of the first alone began for the last time;
     /// otherwise all may begin at any time.
     pub(crate) wait: Option<u8>,
+    /// Whether the clients are requests whose outcome is recorded; the last of them only repairs for another.
+    pub(crate) once: Option<Executions>,
     /// What is to hold in every state.
     pub(crate) promises: &'static [&'static str],
     /// What is to happen in some state.
@@ -213,6 +256,7 @@ impl Spec {
             fences: [0; GROUPS],
             max_hold: 0,
             wait: None,
+            once: None,
             promises: &[],
             reaches: &[],
         }
@@ -224,6 +268,13 @@ impl Spec {
 
     pub(crate) fn is_fenced(&self) -> bool {
         self.proposals != Proposals::None
+    }
+
+    pub(crate) fn most_proposed(&self) -> u8 {
+        match self.proposals {
+            Proposals::UpTo(most) => most,
+            _ => 0,
+        }
     }
 
     /// Whether the key moves from one group to another.

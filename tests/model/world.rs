@@ -24,14 +24,18 @@ use stateright::{Model, Property};
 use tower_redlock::protocol::lease::{Effect, Event, Input, Lease, LeaseRequest, LeaseSpec};
 use tower_redlock::protocol::message::{Op, Reply};
 
-use crate::leases::{self, Call, Heard, Leases, Step, Told, keep_old_answers, sorting, tick_after};
+use crate::leases::{
+    self, BEGIN, Call, Heard, Leases, Step, Told, keep_old_answers, sorting, tick_after,
+};
 use crate::space::{Memo, Nodes, RETENTION, acquire, ticks};
 use crate::spec::{Fault, GROUPS, Proposals, Spec, Variant};
 use crate::world::guard::{Generation, OLD};
 use crate::world::moving::Moved;
+use crate::world::once::{Executed, Execution, NODE_TIMEOUT};
 
 mod guard;
 mod moving;
+mod once;
 mod promises;
 
 pub(crate) use promises::*;
@@ -107,6 +111,7 @@ struct Client<const K: usize> {
     /// How many extensions were begun.
     extensions: u8,
     is_revoked: bool,
+    execution: Execution,
 }
 
 /// A storage that accepts no token lower than the highest it has seen, for each key.
@@ -136,6 +141,17 @@ pub(crate) struct State<const N: usize, const C: usize, const K: usize> {
     /// A lease had no node left that may hold the key, and one did.
     settled_too_early: bool,
     moved: Moved,
+    executed: Executed,
+}
+
+impl<const N: usize, const C: usize, const K: usize> State<N, C, K> {
+    /// The time of a client's lease.
+    fn clock(&self, client: usize) -> u8 {
+        match self.clients[client].execution.is_late {
+            true => 2 * NODE_TIMEOUT,
+            false => self.now,
+        }
+    }
 }
 
 /// What happens: time passes, to a node, or to a client.
@@ -175,6 +191,13 @@ pub(crate) enum Deed {
     Release,
     /// It writes to the storage of a key.
     Write(u8),
+    /// It may execute, and begins to, perhaps late.
+    Start(bool),
+    Record,
+    /// It goes without a record.
+    Leave(Effect),
+    /// What is to be read of a record is read, or cannot be.
+    Read(bool),
 }
 
 #[derive(Debug)]
@@ -192,15 +215,12 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let rivals = spec.clients.iter().enumerate().map(|(me, mine)| {
             let others = spec.clients.iter().enumerate();
             let meets = |other: &[u8]| other.iter().any(|key| mine.keys.contains(key));
-            let orders = spec.is_fenced() && !spec.moves();
+            let orders = spec.is_fenced() && !spec.moves() && spec.once.is_none();
             others
                 .filter(|(other, theirs)| orders && *other != me && meets(theirs.keys))
                 .fold(0, |bits, (other, _)| bits | 1 << other)
         });
-        // One more than the clients: the last holder before them.
-        let sets = spec.clients.iter().map(|role| role.keys);
-        let sets: Vec<&[u8]> = sets.chain([&[0][..]]).collect();
-        let nodes = Nodes::new(spec.variant, &sets);
+        let nodes = Nodes::new(&spec);
         let present = spec.present.unwrap_or(N);
         let leases = |nodes_of: usize| Leases::new(&nodes.words, nodes_of.max(1));
         Self {
@@ -252,9 +272,9 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let column = &state.nodes[node];
         let me = &state.clients[client];
         let op = me.locks[self.group_of(node)].of.asked[call];
+        let compares = self.spec.window > 0 && self.spec.variant != Variant::NoCompare;
         let is_foreign = column.links[client].sent[call] != column.generation.id;
-        let is_compared = || !self.spec.releases || !self.is_release(op);
-        if is_foreign && self.spec.variant != Variant::NoCompare && is_compared() {
+        if compares && is_foreign && !(self.spec.releases && self.is_release(op)) {
             return (column.store, Heard::FAILED);
         }
         let (store, heard) = self.nodes.execute(column.store, client, op, state.now);
@@ -327,17 +347,19 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         me.locks[group].began = state.now;
         me.locks[group].until = state.now + role.ttl;
         // A lease only passes its proposal on, so all may be told the same one, and the request has the other.
-        let told = if self.spec.moves() { 1 } else { proposal };
+        let is_told = !self.spec.moves() && self.spec.once.is_none();
+        let told = if is_told { proposal } else { 1 };
         let spec = LeaseSpec {
             access: role.access,
             renews: self.spec.lives && client == 0,
             is_partial: role.groups.len() > 1,
             ..leases::spec(role.ttl, self.spec.is_fenced().then_some(told))
         };
+        let spec = self.as_execution(state, client, spec);
         let step = self.leases[group].begin(&spec, state.now);
-        self.follow(state, client, group, &step);
+        self.take(state, client, group, &step);
         if told != proposal {
-            let acquire = acquire(Some(proposal.into()), ticks(role.ttl));
+            let acquire = acquire(Some(proposal.into()), spec.ttl);
             let acquire = self.nodes.words.number(&acquire);
             state.clients[client].locks[group].of.asked[0] = acquire;
         }
@@ -345,8 +367,9 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
 
     fn handle(&self, state: &mut State<N, C, K>, client: usize, group: usize, input: Input) {
         let lease = state.clients[client].locks[group].of.lease;
-        let step = self.leases[group].handle(lease, input, state.now);
-        self.follow(state, client, group, &step);
+        let now = state.clock(client);
+        let step = self.leases[group].handle(lease, input, now);
+        self.take(state, client, group, &step);
     }
 
     /// The answers of a group that a client may read.
@@ -356,13 +379,17 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let extends = leases.of(lease, Lease::is_extending);
         let last = u8::try_from(leases.of(lease, Lease::number)).expect("few requests");
         // Of the current request only: what does not count is not listened to.
-        let gives_up = match extends {
+        let executes = self.spec.once.is_some();
+        let gives_up = match extends && !executes {
             true => self.spec.is_timed() && !self.spec.moves(),
             false => self.spec.timeouts,
         };
         let mut answers = Vec::new();
         for (node, column) in (0_u8..).zip(&state.nodes[self.members(group)]) {
             for (number, call) in (1_u8..).zip(&column.links[client].calls) {
+                if executes && !leases.of(lease, |lease| lease.counts(number.into())) {
+                    continue;
+                }
                 let is_old = extends && number > 1;
                 let counts_old = self.spec.variant == Variant::CountsOldExtension;
                 let number = if is_old && counts_old { last } else { number };
@@ -372,7 +399,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                     heard,
                 };
                 if let Call::Ran(heard) = *call {
-                    answers.push(told(heard));
+                    self.as_variant(state, client, told(heard), &mut answers);
                 }
                 if gives_up && matches!(call, Call::Sent | Call::Ran(_)) {
                     answers.push(told(Heard::FAILED));
@@ -435,14 +462,19 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 heard,
             };
             match step.events.is_empty() {
-                true => self.leases[0].tell(step.lease, told, START),
+                true => self.leases[0].tell(step.lease, told, 0),
                 false => step,
             }
         };
         request.nodes.iter().fold(Arc::clone(&step), tell)
     }
 
-    /// Goes on as the lease of a client in a group says.
+    /// Goes on as the lease of a client in a group says, until it waits for something.
+    fn take(&self, state: &mut State<N, C, K>, client: usize, group: usize, step: &Step) {
+        self.follow(state, client, group, step);
+        self.settle(state, client);
+    }
+
     fn follow(&self, state: &mut State<N, C, K>, client: usize, group: usize, step: &Step) {
         let before = (self.spec.variant == Variant::CountsOldExtension).then_some(state.nodes);
         let me = &mut state.clients[client];
@@ -482,6 +514,9 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     }
 
     fn on_event(&self, state: &mut State<N, C, K>, client: usize, group: usize, event: &Event) {
+        if self.spec.once.is_some() {
+            return self.on_execution(state, client, event);
+        }
         let me = &mut state.clients[client];
         let lock = &mut me.locks[group];
         match event {
@@ -540,6 +575,9 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         op: u8,
         request: &LeaseRequest,
     ) {
+        if self.spec.once.is_some() {
+            return self.on_request(state, client, request);
+        }
         let is_release = self.is_release(op);
         let is_over = matches!(state.clients[client].stage, Stage::Lost | Stage::Gone);
         state.asked_too_late |= !is_release && is_over;
@@ -627,12 +665,14 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
 
     /// The same state without what makes no difference any more, and with the nodes of each group in order.
     fn canonical(&self, mut state: State<N, C, K>) -> State<N, C, K> {
+        self.note_decision(&mut state);
         for client in self.clients() {
             if self.spec.is_lossy() {
                 self.forget_what_is_late(&mut state, client);
             }
             self.forget_calls(&mut state, client);
             self.forget_lease(&mut state, client);
+            self.forget_execution(&mut state, client);
         }
         self.forget_ages(&mut state);
         self.forget_wait(&mut state);
@@ -718,7 +758,13 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     /// key that is gone stays gone, and a fence never falls.
     fn matters(&self, state: &State<N, C, K>, client: usize, node: usize, call: usize) -> bool {
         let column = &state.nodes[node];
-        let granted_again = column.links[client].calls[0].may_run()
+        let is_standing = column.links[client].calls[call] == Call::Standing;
+        // What is recorded stays, and then nothing else is done.
+        if self.nodes.kept(column.store).record.is_some() && (is_standing || state.faults == 0) {
+            return false;
+        }
+        let granted_again = is_standing && state.faults > 0
+            || column.links[client].calls[0].may_run()
             || state.duplicates > 0
             || self.spec.variant == Variant::ReusesOwner;
         let is_later = || {
@@ -771,7 +817,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             !spec.releases || is_alike && *before >= usize::from(is_unlike)
         });
         let waits = before.is_some_and(|before| state.clients[before].stage < Stage::Acquiring);
-        !waits && self.is_admitted(state, client)
+        !waits && self.is_admitted(state, client) && !self.only_repairs(client)
     }
 
     fn may_extend(&self, state: &State<N, C, K>, client: usize, group: usize) -> bool {
@@ -796,7 +842,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let is_first = match me.stage {
             Stage::Idle => self.may_begin(state, client),
             Stage::Gone => comes_again,
-            stage => stage == Stage::Acquiring,
+            stage => stage == Stage::Acquiring && self.spec.moves(),
         };
         let next = self.next_group(state, client).filter(|_| is_first);
         let Some(group) = next else {
@@ -835,8 +881,11 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             }
             act(Deed::Release);
         }
+        if self.spec.once.is_some() && me.locks[0].of.lease != 0 {
+            self.of_execution(state, client, &mut act);
+        }
         for group in 0..GROUPS {
-            if me.locks[group].of.lease != 0 {
+            if me.locks[group].of.lease != 0 && self.spec.once.is_none() {
                 let found = self.decisions(state, client, group).into_iter();
                 found.for_each(|step| act(Deed::Decide(group, step)));
                 if self.may_extend(state, client, group) {
@@ -898,7 +947,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                     }
                 }
             }
-            if !self.spec.is_timed() {
+            if !self.spec.is_timed() && !self.executions().calm {
                 for key in (0_u8..).take(self.spec.clients[client].keys.len()) {
                     if self.nodes.vanish(column.store, client, key) != column.store {
                         act(Deed::Vanish(node, key));
@@ -970,8 +1019,9 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             Deed::Vanish(node, key) => {
                 let store = &mut state.nodes[node].store;
                 *store = self.nodes.vanish(*store, client, key);
+                me.execution.broken |= self.spec.once.is_some() && !me.execution.is_decided();
             }
-            Deed::Decide(group, step) => self.follow(state, client, group, &step),
+            Deed::Decide(group, step) => self.decide(state, client, group, &step),
             Deed::Extend(group) => {
                 let ttl = self.spec.extends.get(usize::from(me.extensions));
                 if ttl.is_some() {
@@ -996,6 +1046,13 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             Deed::Write(key) => {
                 Self::write(&mut state.storage, &state.clients, client, key);
             }
+            Deed::Start(is_late) => {
+                me.execution.is_late |= is_late;
+                self.handle(state, client, 0, BEGIN);
+            }
+            Deed::Record => self.record(state, client),
+            Deed::Leave(effect) => self.leave(state, client, effect),
+            Deed::Read(is_found) => self.read(state, client, is_found),
         }
     }
 }
@@ -1029,7 +1086,7 @@ impl<const N: usize, const C: usize, const K: usize> Model for World<N, C, K> {
             ..Client::default()
         };
         vec![State {
-            now: START,
+            now: if self.spec.is_timed() { START } else { 0 },
             nodes,
             clients: [client; C],
             storage: Storage::default(),
@@ -1041,11 +1098,12 @@ impl<const N: usize, const C: usize, const K: usize> Model for World<N, C, K> {
             asked_too_late: false,
             settled_too_early: false,
             moved: Moved::default(),
+            executed: Executed::default(),
         }]
     }
 
     fn actions(&self, state: &Self::State, actions: &mut Vec<Action>) {
-        if state.now < START + self.spec.horizon {
+        if self.spec.is_timed() && state.now < START + self.spec.horizon {
             actions.push(Action::Tick);
         }
         if self.spec.wait.is_some() && state.moved.ended == 0 {

@@ -183,6 +183,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
 
     /// What may happen to the memories and the clocks of nodes.
     pub(super) fn of_memories(&self, state: &State<N, C, K>, actions: &mut Vec<Action>) {
+        let may_lose = state.faults > 0 && self.may_forget(state);
         for (node, column) in state.nodes.iter().enumerate() {
             // To what is old enough, and to a stamp that is not made yet, a jump is nothing.
             if state.jumps > 0 && column.is_young() {
@@ -190,7 +191,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             }
             for &fault in self.spec.kinds {
                 let is_source = |source: &usize| (fault == Fault::Copy) == (*source != node);
-                let sources = (0..N).filter(|source| state.faults > 0 && is_source(source));
+                let sources = (0..N).filter(|source| may_lose && is_source(source));
                 actions.extend(sources.map(|source| Action::Lose(node, fault, source)));
             }
         }
@@ -215,7 +216,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                     link.from = 0;
                 }
                 for (number, call) in link.calls.iter().enumerate() {
-                    let tells = self.spec.compares() && *call != Call::None || state.duplicates > 0;
+                    let tells = self.spec.compares() && *call != Call::None;
                     let tells = number == 0 && tells;
                     link.sent[number] *= u8::from(call.may_run() || tells);
                 }

@@ -2,9 +2,11 @@
 
 use stateright::Property;
 use tower_redlock::protocol::lease::{Access, Event};
+use tower_redlock::protocol::message::Op;
 
 use crate::leases::{Call, tick_after};
 use crate::world::guard::OLD;
+use crate::world::once::{Ending, Execution};
 use crate::world::{Client, Column, Lock, START, Stage, State, World};
 
 pub(crate) const F1: &str = "F1 tokens are unique";
@@ -22,6 +24,16 @@ pub(crate) const SETTLED: &str = "a lease that is settled knows where its lock m
 
 pub(crate) const ORDER: &str = "each holder has a higher token than all before it in its groups";
 pub(crate) const CLOCK_ORDER: &str = "each holder has a higher token than all before it";
+pub(crate) const I1: &str = "I1 all who are answered are answered the same";
+pub(crate) const I2: &str = "I2 no request that began after an answer executes";
+pub(crate) const I2_DECIDED: &str = "I2' no request that began after a record was decided executes";
+pub(crate) const I3: &str = "I3 two execute only if a lock of one broke before it was decided";
+pub(crate) const I4: &str = "I4 no request executes that was told of a record";
+pub(crate) const KEPT: &str = "no execution releases its key before its outcome is recorded";
+pub(crate) const ONCE: &str = "at most one executes";
+pub(crate) const KNOWN: &str =
+    "no request that began after a record was decided is told that its outcome is unknown";
+pub(crate) const NO_INTENT: &str = "no node has an intent beside a record";
 
 pub(crate) const ALL_COMPLETE: &str = "all acquisitions complete";
 pub(crate) const LATER: &str = "a later acquisition completes";
@@ -39,6 +51,24 @@ pub(crate) const OLD_HOLDS: &str = "a client of the present layout holds the loc
 pub(crate) const BOTH_HOLDS: &str = "a client of both layouts holds the lock";
 pub(crate) const NEW_HOLDS: &str = "a client of the next layout holds the lock";
 pub(crate) const REVERSED_HOLDS: &str = "a client that locks the next group first holds the lock";
+pub(crate) const TWICE: &str = "two execute after a lock broke";
+pub(crate) const REPLAY: &str = "a record is replayed";
+pub(crate) const REPAIR: &str = "a record is repaired and replayed";
+pub(crate) const CONFLICT: &str = "two records are kept at different nodes";
+pub(crate) const FOUND_ANOTHER: &str = "a look finds what another recorded";
+pub(crate) const FOUND_ITS_OWN: &str = "a look finds what was recorded unheard";
+pub(crate) const NOT_RECORDED: &str = "an outcome is answered without a record";
+pub(crate) const RETRIED: &str = "one that executed repairs";
+pub(crate) const RECORDED_AGAIN: &str = "one that executed records in a second try";
+pub(crate) const UNDECIDED: &str = "a record is undecided";
+pub(crate) const UNKNOWN: &str = "an outcome is unknown";
+pub(crate) const CONFIRMED: &str = "one executes after a second phase";
+pub(crate) const EVERYWHERE: &str = "all nodes have a record";
+pub(crate) const REFRAINED: &str = "one that might have begun hears of a record and replays it";
+pub(crate) const WITHOUT_EFFECT: &str = "one goes without effect, and another executes";
+pub(crate) const UNFINISHED: &str = "one goes without an outcome, and keeps its key";
+pub(crate) const LATE: &str = "one asks all nodes once more, and executes";
+pub(crate) const FORGOTTEN: &str = "one is answered after a node forgot";
 
 impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     pub(super) fn promised(name: &'static str) -> Property<Self> {
@@ -77,6 +107,25 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             SETTLED => |_, state| !state.settled_too_early,
             ORDER => |_, state| !state.moved.is_behind_its_group,
             CLOCK_ORDER => |_, state| !state.moved.is_behind_any,
+            I1 => |_, state| {
+                let mut answers = executions(state).filter_map(|me| me.answer);
+                let first = answers.next();
+                answers.all(|answer| Some(answer) == first)
+            },
+            I2 => |_, state| !state.executed.after_an_answer,
+            I2_DECIDED => |_, state| !state.executed.after_a_decision,
+            I3 => |_, state| {
+                let unbroken = executions(state).filter(|me| me.executed && !me.broken);
+                unbroken.count() <= 1
+            },
+            I4 => |_, state| !state.executed.though_told,
+            KEPT => |_, state| !state.executed.released_unrecorded,
+            ONCE => |_, state| executed(state).count() <= 1,
+            KNOWN => |_, state| !state.executed.unknown_after_a_decision,
+            NO_INTENT => |model, state| {
+                let mut stores = state.nodes.iter().map(|column| column.store);
+                !stores.any(|store| model.nodes.kept(store).and_intent)
+            },
             name => unreachable!("no promise is called {name}"),
         };
         Property::always(name, condition)
@@ -135,6 +184,43 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             BOTH_HOLDS => |model, state| model.holds(state, &[0, 1]),
             NEW_HOLDS => |model, state| model.holds(state, &[1]),
             REVERSED_HOLDS => |model, state| model.holds(state, &[1, 0]),
+            REPLAY => |_, state| ended(state, Ending::Replayed),
+            REPAIR => |_, state| ended(state, Ending::Repaired),
+            FOUND_ANOTHER => |_, state| ended(state, Ending::FoundAnother),
+            FOUND_ITS_OWN => |_, state| ended(state, Ending::FoundItsOwn),
+            NOT_RECORDED => |_, state| ended(state, Ending::NotRecorded),
+            UNDECIDED => |_, state| ended(state, Ending::Undecided),
+            UNKNOWN => |_, state| ended(state, Ending::Unknown),
+            RECORDED_AGAIN => |_, state| ended(state, Ending::RecordedAgain),
+            RETRIED => |model, state| {
+                let repairer = &state.clients[model.repairer()];
+                repairer.execution.answer.is_some()
+            },
+            TWICE => |_, state| executed(state).count() >= 2,
+            CONFIRMED => |model, state| {
+                let words = &model.nodes.words;
+                let confirms = |op| op > 0 && matches!(words.op(op), Op::Confirm { .. });
+                let mut clients = state.clients.iter();
+                clients.any(|me| me.execution.executed && confirms(me.locks[0].of.asked[1]))
+            },
+            CONFLICT => |model, state| {
+                let kept = model.all_copies(state).filter(|copies| *copies > 0);
+                kept.count() >= 2
+            },
+            EVERYWHERE => |model, state| model.all_copies(state).any(|copies| copies == N),
+            REFRAINED => |_, state| {
+                let mut all = executions(state);
+                all.any(|me| me.granted && me.answer.is_some() && !me.executed)
+            },
+            WITHOUT_EFFECT => {
+                |_, state| ended(state, Ending::LeftWithoutEffect) && executed(state).count() > 0
+            }
+            UNFINISHED => |_, state| executed(state).any(|me| me.ending == Some(Ending::Left)),
+            LATE => |_, state| executed(state).any(|me| me.is_late),
+            FORGOTTEN => |model, state| {
+                let answered = executions(state).filter(|me| me.answer.is_some());
+                state.faults < model.spec.faults && answered.count() >= 2
+            },
             name => unreachable!("nothing is called {name}"),
         };
         Property::sometimes(name, condition)
@@ -212,4 +298,23 @@ fn completes<const N: usize, const C: usize, const K: usize>(
 ) -> bool {
     let mut complete = state.clients.iter();
     complete.any(|me| me.stage >= Stage::Holding && is_such(me))
+}
+
+fn executions<const N: usize, const C: usize, const K: usize>(
+    state: &State<N, C, K>,
+) -> impl Iterator<Item = &Execution> {
+    state.clients.iter().map(|client| &client.execution)
+}
+
+fn executed<const N: usize, const C: usize, const K: usize>(
+    state: &State<N, C, K>,
+) -> impl Iterator<Item = &Execution> {
+    executions(state).filter(|me| me.executed)
+}
+
+fn ended<const N: usize, const C: usize, const K: usize>(
+    state: &State<N, C, K>,
+    ending: Ending,
+) -> bool {
+    executions(state).any(|me| me.ending == Some(ending))
 }
