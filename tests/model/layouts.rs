@@ -42,61 +42,46 @@ fn moving(clients: &[Role], reaches: &'static [&'static str]) -> Spec {
     }
 }
 
-fn shorter(spec: Spec) -> Spec {
-    Spec { horizon: 3, ..spec }
+/// There are so many ticks.
+fn lasting(horizon: u8, spec: Spec) -> Spec {
+    spec.with(|it| it.horizon = horizon)
 }
 
 /// Clients of the next layout wait for so long.
 fn waiting(ticks: u8, spec: Spec) -> Spec {
-    Spec {
-        wait: Some(ticks),
-        ..spec
-    }
+    spec.with(|it| it.wait = Some(ticks))
 }
 
 /// A client extends its lock in one group.
 fn extended(spec: Spec) -> Spec {
-    Spec {
-        extensions: 1,
-        max_hold: 2,
-        ..spec
-    }
+    spec.with(|it| (it.extensions, it.max_hold) = (1, 2))
 }
 
 /// The next group has fences that are higher than those of the present one.
 fn used_before(spec: Spec) -> Spec {
-    Spec {
-        fences: [0, 3],
-        ..spec
-    }
+    spec.with(|it| it.fences = [0, 3])
 }
 
 /// Clocks differ by more than the wait makes up for. Tokens then need an order only between holders that have a group in
 /// common, or that holders between them connect.
 fn unequal(spec: Spec) -> Spec {
-    Spec {
-        promises: &[EXCLUSION, ORDER, LEFT],
-        ..spec
-    }
+    spec.with(|it| it.promises = &[EXCLUSION, ORDER, LEFT])
 }
 
 /// The present group has three nodes.
 fn of_three(spec: Spec) -> Spec {
-    Spec {
-        present: Some(3),
-        ..spec
-    }
+    spec.with(|it| it.present = Some(3))
 }
 
 #[test]
 fn moving_to_excludes_processes_of_either_layout_and_orders_tokens() {
     let name = "layouts: 1 of the old, 2 of both";
     let reaches = &[OLD_HOLDS, BOTH_HOLDS, RAISED, REFUSED];
-    let spec = used_before(shorter(moving(&[OLD, BOTH, BOTH], reaches)));
+    let spec = used_before(lasting(3, moving(&[OLD, BOTH, BOTH], reaches)));
     holds(name, Moving::<2>::new(spec));
     let name = "layouts: 2 of both, 1 of the new";
     let reaches = &[BOTH_HOLDS, NEW_HOLDS, RAISED, REFUSED];
-    let spec = shorter(moving(&[BOTH, BOTH, NEW], reaches));
+    let spec = lasting(3, moving(&[BOTH, BOTH, NEW], reaches));
     holds(name, Moving::<2>::new(spec));
 }
 
@@ -107,7 +92,7 @@ fn moving_to_between_groups_of_unequal_size_excludes_and_orders_tokens() {
     holds(name, Moving::<4>::new(spec));
     let name = "layouts: from 3 to 1 nodes, 1 of both, 1 of the new";
     let reaches = &[BOTH_HOLDS, NEW_HOLDS, RAISED, REFUSED];
-    let spec = of_three(shorter(moving(&[BOTH, NEW], reaches)));
+    let spec = of_three(lasting(3, moving(&[BOTH, NEW], reaches)));
     holds(name, Moving::<4>::new(spec));
 }
 
@@ -118,12 +103,12 @@ fn moving_to_with_extensions_and_repeated_requests_excludes_and_orders_tokens() 
     let spec = extended(moving(&[BOTH, NEW], reaches));
     holds(name, Moving::<2>::new(spec));
     let name = "layouts: 1 of both, 1 of the new, a repeated ACQUIRE";
-    let repeated = Spec {
-        duplicates: 1,
+    let spec = moving(&[BOTH, NEW], &[BOTH_HOLDS, NEW_HOLDS, RAISED, REFUSED]);
+    let repeated = spec.with(|it| {
+        it.duplicates = 1;
         // A request that is repeated may come after the release.
-        promises: &[EXCLUSION, ORDER, CLOCK_ORDER],
-        ..moving(&[BOTH, NEW], &[BOTH_HOLDS, NEW_HOLDS, RAISED, REFUSED])
-    };
+        it.promises = &[EXCLUSION, ORDER, CLOCK_ORDER];
+    });
     holds(name, Moving::<2>::new(repeated));
 }
 
@@ -136,10 +121,7 @@ fn layouts_one_after_the_other_exclude_and_order_tokens_after_the_wait() {
     holds(name, Moving::<2>::new(spec));
     let of_all = |reaches| moving(&[OLD, BOTH, NEW], reaches);
     let name = "layouts: 1 of the old, 1 of both, 1 of the new after a wait";
-    let longer = Spec {
-        horizon: 5,
-        ..of_all(&[OLD_HOLDS, BOTH_HOLDS, NEW_HOLDS])
-    };
+    let longer = lasting(5, of_all(&[OLD_HOLDS, BOTH_HOLDS, NEW_HOLDS]));
     holds(name, Moving::<2>::new(waiting(4, longer)));
     let name = "layouts: 1 of the old, 1 of both, 1 of the new after the ttl";
     let spec = of_all(&[OLD_HOLDS, BOTH_HOLDS, NEW_HOLDS, RAISED]);
@@ -170,17 +152,14 @@ fn layouts_without_a_process_of_both_disagree_if_they_do_not_wait_for_long_enoug
     let name = "layouts: the wait is shorter than max_hold and the ttl";
     finds(name, waiting(2, extended(together())), EXCLUSION);
     let name = "layouts: clocks differ by the wait";
-    let skewed = Spec {
-        proposals: Proposals::Clock(2),
-        ..together()
-    };
+    let skewed = together().with(|it| it.proposals = Proposals::Clock(2));
     finds(name, waiting(2, skewed), CLOCK_ORDER);
 }
 
 #[test]
 fn wrong_rules_of_moving_to_are_found() {
-    let finds = |name, variant, spec, promise| {
-        let spec = Spec { variant, ..spec };
+    let finds = |name, variant, spec: Spec, promise| {
+        let spec = spec.with(|it| it.variant = variant);
         breaks(name, Moving::<2>::new(spec), &[promise]);
     };
     let (old, new) = (|| moving(&[OLD, BOTH], &[]), || moving(&[BOTH, NEW], &[]));
@@ -226,11 +205,8 @@ fn far_more_states_of_layouts_hold_too_when_asked_for() {
     let spec = moving(&[OLD, BOTH, REVERSED], reaches);
     holds(name, Moving::<2>::new(spec));
     let name = "layouts: 1 of the old, 1 of both, 1 of the new after a wait, an extension";
-    let longer = Spec {
-        horizon: 6,
-        ..moving(&[OLD, BOTH, NEW], &[OLD_HOLDS, BOTH_HOLDS, NEW_HOLDS])
-    };
-    let spec = unequal(waiting(4, extended(longer)));
+    let spec = moving(&[OLD, BOTH, NEW], &[OLD_HOLDS, BOTH_HOLDS, NEW_HOLDS]);
+    let spec = unequal(waiting(4, extended(lasting(6, spec))));
     holds(name, Moving::<2>::new(spec));
 }
 

@@ -43,20 +43,15 @@ fn extending(extends: &'static [u8], spec: Spec) -> Spec {
 
 /// A node forgets, and stays out for so long.
 fn forgetful(window: u8, spec: Spec) -> Spec {
-    Spec {
-        faults: 1,
-        window,
-        ..spec
-    }
+    spec.with(|it| (it.faults, it.window) = (1, window))
 }
 
 /// An `ACQUIRE` is carried out twice. What is repeated late may bring a reader back, until its ttl is over.
 fn repeating(spec: Spec) -> Spec {
-    Spec {
-        duplicates: 1,
-        promises: &[EXCLUSION, FREE, LOSS, ASKED],
-        ..spec
-    }
+    spec.with(|it| {
+        it.duplicates = 1;
+        it.promises = &[EXCLUSION, FREE, LOSS, ASKED];
+    })
 }
 
 /// Whole lives, of which one alone goes on until it is settled.
@@ -82,10 +77,8 @@ fn readers_share_and_exclude_writers() {
     holds(name, Shared::new(sharing(READER_AND_WRITERS, 3)));
     let name = "shared: readers of ttl 3 and 1, 1 writer";
     let [long, short] = [3, 1].map(|ttl| Role::READER.for_ticks(ttl));
-    let unlike = Spec {
-        reaches: &[READERS, WRITER],
-        ..sharing(&[long, short, Role::WRITER], 2)
-    };
+    let unlike = sharing(&[long, short, Role::WRITER], 2);
+    let unlike = unlike.with(|it| it.reaches = &[READERS, WRITER]);
     holds(name, Shared::new(unlike));
 }
 
@@ -128,8 +121,8 @@ fn whole_lives_end_without_a_lock_and_ask_for_none_that_is_over() {
 #[test]
 fn wrong_rules_let_a_writer_in_beside_a_reader() {
     let of_two = || sharing(READER_AND_WRITER, 4);
-    let finds = |name, variant, spec| {
-        let spec = Spec { variant, ..spec };
+    let finds = |name, variant, spec: Spec| {
+        let spec = spec.with(|it| it.variant = variant);
         breaks(name, Shared::new(spec), &[EXCLUSION]);
     };
     let name = "shared: the restart guard is a tick short";

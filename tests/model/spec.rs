@@ -262,6 +262,12 @@ impl Spec {
         }
     }
 
+    /// The same with a change.
+    pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     pub(crate) fn is_timed(&self) -> bool {
         self.horizon > 0
     }

@@ -41,21 +41,15 @@ fn guarded(kinds: &'static [Fault]) -> Spec {
 
 /// One node loses its memory, and the clock of one jumps ahead.
 fn jumping(window: u8) -> Spec {
-    Spec {
-        jumps: 1,
-        window,
-        ..guarded(&[Fault::Flush])
-    }
+    guarded(&[Fault::Flush]).with(|it| (it.jumps, it.window) = (1, window))
 }
 
 /// The node itself stays out for so long, as with a delayed restart.
 fn delayed(window: u8) -> Spec {
-    Spec {
-        guard: Guard::Delayed,
-        window,
-        reaches: &[ALL_COMPLETE],
-        ..guarded(&[Fault::Restart])
-    }
+    guarded(&[Fault::Restart]).with(|it| {
+        (it.guard, it.window) = (Guard::Delayed, window);
+        it.reaches = &[ALL_COMPLETE];
+    })
 }
 
 #[test]
@@ -85,11 +79,7 @@ fn restart_guard_of_one_ttl_covers_every_way_in_which_a_node_loses_its_memory() 
 #[test]
 fn restart_delayed_by_one_ttl_covers_lost_memory_if_validity_is_checked() {
     holds("delayed restart", Timed::new(delayed(2)));
-    let late = Spec {
-        variant: Variant::IgnoresValidity,
-        horizon: 5,
-        ..delayed(3)
-    };
+    let late = delayed(3).with(|it| (it.variant, it.horizon) = (Variant::IgnoresValidity, 5));
     for (name, spec) in [
         ("delayed restart too short", delayed(1)),
         ("delayed restart without validity", late),
@@ -100,14 +90,11 @@ fn restart_delayed_by_one_ttl_covers_lost_memory_if_validity_is_checked() {
 
 #[test]
 fn wrong_rules_of_time_and_memory_give_two_valid_holders() {
-    let finds = |name, variant, spec| {
-        let spec = Spec { variant, ..spec };
+    let finds = |name, variant, spec: Spec| {
+        let spec = spec.with(|it| it.variant = variant);
         breaks(name, Timed::new(spec), &[EXCLUSION]);
     };
-    let short = Spec {
-        window: 1,
-        ..guarded(&[Fault::Flush])
-    };
+    let short = guarded(&[Fault::Flush]).with(|it| it.window = 1);
     let (flush, rollback) = (|| guarded(&[Fault::Flush]), || guarded(&[Fault::Rollback]));
     let copy = guarded(&[Fault::Copy]);
     finds("guard too short", Variant::Shipped, short);
@@ -128,10 +115,8 @@ fn wrong_rules_of_time_and_memory_give_two_valid_holders() {
 #[test]
 #[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_the_guard_hold_too_when_asked_for() {
-    let twice = Spec {
-        faults: 2,
-        ..guarded(&[Fault::Flush, Fault::Restart, Fault::Rollback])
-    };
+    let all = &[Fault::Flush, Fault::Restart, Fault::Rollback];
+    let twice = guarded(all).with(|it| it.faults = 2);
     for (name, spec) in [
         ("guard, copy of another node", guarded(&[Fault::Copy])),
         ("guard longer by the clock step", jumping(3)),

@@ -25,29 +25,22 @@ fn of_sets(sets: &[&'static [u8]], proposals: u8) -> Spec {
 }
 
 fn extended(spec: Spec) -> Spec {
-    Spec {
-        extensions: 1,
-        reaches: &[ALL_COMPLETE, LATER, SECOND_PHASE, EXTENDED],
-        ..spec
-    }
+    spec.with(|it| {
+        it.extensions = 1;
+        it.reaches = &[ALL_COMPLETE, LATER, SECOND_PHASE, EXTENDED];
+    })
 }
 
 fn repeated(duplicates: u8, spec: Spec) -> Spec {
-    Spec { duplicates, ..spec }
+    spec.with(|it| it.duplicates = duplicates)
 }
 
 fn stored(spec: Spec) -> Spec {
-    Spec {
-        storage: true,
-        ..spec
-    }
+    spec.with(|it| it.storage = true)
 }
 
 fn waiting(spec: Spec) -> Spec {
-    Spec {
-        timeouts: true,
-        ..spec
-    }
+    spec.with(|it| it.timeouts = true)
 }
 
 #[test]
@@ -128,14 +121,11 @@ fn far_more_states_of_five_nodes_hold_too_when_asked_for() {
 
 #[test]
 fn wrong_rules_for_tokens_are_found() {
-    let finds = |name, variant, spec, promises: &[&'static str]| {
-        let spec = Spec { variant, ..spec };
+    let finds = |name, variant, spec: Spec, promises: &[&'static str]| {
+        let spec = spec.with(|it| it.variant = variant);
         breaks(name, Tokens::<3>::new(spec), promises);
     };
-    let lost = || Spec {
-        faults: 1,
-        ..stored(one_key(2, 1))
-    };
+    let lost = || stored(one_key(2, 1)).with(|it| it.faults = 1);
     let new_fences = repeated(1, of_sets(&SETS[..2], 2));
     finds(
         "T1 every OK counts",
