@@ -16,6 +16,10 @@
 //! `once` says the same of requests whose outcome is recorded, `shared` of locks that readers share, and `layouts` of keys
 //! that move from one group of nodes to another.
 //!
+//! All happens in one `world`. A model is a [`spec::Spec`]: its clients, what may happen to them and to the nodes, how
+//! often, which rule is wrong, what is to hold and what is to be reached. `tokens`, `timed`, `shared`, `layouts` and `once`
+//! have the rows.
+//!
 //! Models without a defect also assert that what they are about does happen: all complete, later
 //! ones complete, the second phase is needed, extensions succeed.
 //!
