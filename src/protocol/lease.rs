@@ -55,7 +55,7 @@ mod trace;
 
 pub use crate::protocol::once::Decided;
 /// What nodes keep under a key; an alias for drivers, which pass it on and do not look into it.
-pub use crate::protocol::record::Record as Stored;
+pub(crate) use crate::protocol::record::Record as Stored;
 use io::{ACQUIRE, OpenRequest};
 pub use io::{Access, Awaited, Effect, Event, Input, LeaseRequest, LeaseSpec, Loss, OnceSpec};
 pub use life::{Lease, TICK};
