@@ -6,6 +6,7 @@
 mod memory;
 mod readers;
 
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,17 +64,13 @@ impl Store {
             }),
             Op::Shared(op) => self.apply_shared(names, owner, *op, now),
             Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. } => {
-                let ours = names.iter().filter_map(|name| self.lock(name, now));
-                let is_held = ours.filter(|lock| lock.is_of(owner)).count() == names.len();
-                if let Op::ReleaseAfter { left } = op {
-                    self.release_after(names, owner, now + *left, now);
-                } else {
-                    self.release(names, owner, *op == Op::ReleaseExecuted);
-                }
-                if is_held {
-                    Reply::Released
-                } else {
-                    Reply::Lost
+                let released = match op {
+                    Op::ReleaseAfter { left } => self.release_after(names, owner, now + *left, now),
+                    _ => self.release(names, owner, *op == Op::ReleaseExecuted, now),
+                };
+                match released == names.len() {
+                    true => Reply::Released,
+                    false => Reply::Lost,
                 }
             }
             Op::Inspect => names
@@ -91,7 +88,7 @@ impl Store {
                 if granted.is_none_or(|fence| fence.grantee != *owner) {
                     return Reply::Lost;
                 }
-                self.release(names, owner, false);
+                self.release(names, owner, false, now);
                 self.keep(name, record, now + *retention, now)
             }),
             Op::TopUp { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
@@ -120,10 +117,15 @@ impl Store {
         now: Duration,
     ) -> Reply {
         let holders = || names.iter().filter_map(|name| self.lock(name, now));
-        if let Some(last) = holders()
-            .filter(|lock| !lock.is_of(owner))
-            .max_by_key(|lock| lock.expires)
-        {
+        let (mut ours, mut last): (usize, Option<&Lock>) = (0, None);
+        for lock in holders() {
+            if lock.is_of(owner) {
+                ours += 1;
+            } else if last.is_none_or(|last| last.expires <= lock.expires) {
+                last = Some(lock);
+            }
+        }
+        if let Some(last) = last {
             let expires_in = Some(last.expires - now);
             if let Some(refusal) = self.slots(names, now) {
                 return refusal;
@@ -145,7 +147,7 @@ impl Store {
         {
             return Reply::Intended;
         }
-        let some_free = holders().count() < names.len();
+        let some_free = ours < names.len();
         let mut number = 0;
         if let Some(proposal) = proposal {
             let fence = self.highest_fence(names, now);
@@ -163,7 +165,7 @@ impl Store {
             self.raise_fences(names, owner, number, fence_expires);
         }
         for name in names {
-            if self.lock(name, now).is_none() {
+            if ours == 0 || self.lock(name, now).is_none() {
                 let owner = owner.clone();
                 if let Some(IntentName { name, retention }) = intent_of(name) {
                     let intent = Mark {
@@ -213,29 +215,46 @@ impl Store {
         Reply::At(token.unwrap_or(0))
     }
 
-    fn release(&mut self, names: &[KeyNames], owner: &OwnerToken, executed: bool) {
+    /// Returns how many of the keys the owner held.
+    fn release(
+        &mut self,
+        names: &[KeyNames],
+        owner: &OwnerToken,
+        executed: bool,
+        now: Duration,
+    ) -> usize {
+        let mut held = 0;
         for name in names {
-            remove_if(&mut self.locks, &name.lock, |lock| lock.is_of(owner));
+            if let Entry::Occupied(lock) = self.locks.entry(Arc::clone(&name.lock))
+                && lock.get().is_of(owner)
+            {
+                held += usize::from(lock.remove().expires > now);
+            }
             if let Some(intent) = intent_of(name).filter(|_| !executed) {
                 remove_if(&mut self.intents, &intent.name, |mark| mark.owner == *owner);
             }
         }
+        held
     }
 
+    /// Returns how many of the keys the owner held.
     fn release_after(
         &mut self,
         names: &[KeyNames],
         owner: &OwnerToken,
         expires: Duration,
         now: Duration,
-    ) {
+    ) -> usize {
+        let mut held = 0;
         for name in names {
             let lock = self.locks.get_mut(&name.lock);
             // One that has expired does not come back.
             if let Some(lock) = lock.filter(|lock| lock.is_of(owner) && lock.expires > now) {
                 lock.expires = expires;
+                held += 1;
             }
         }
+        held
     }
 
     /// Returns the refusal of a slot; `None` if the locks are no slots.
