@@ -42,13 +42,14 @@
 
 use std::time::Duration;
 
+use crate::protocol::once::OnceRound;
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::round::{Answer, ReleaseRound};
 
 mod io;
 mod life;
 mod record;
-mod stages;
+mod recording;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -56,10 +57,10 @@ mod trace;
 pub use crate::protocol::once::Decided;
 /// What nodes keep under a key; an alias for drivers, which pass it on and do not look into it.
 pub(crate) use crate::protocol::record::Record as Stored;
-use io::{ACQUIRE, OpenRequest};
+use io::ACQUIRE;
 pub use io::{Access, Awaited, Effect, Event, Input, LeaseRequest, LeaseSpec, Loss, OnceSpec};
+use life::{Acquiring, LifeStage};
 pub use life::{Lease, TICK};
-use stages::{Acquiring, LifeStage, Purpose};
 pub use trace::{LeaseOutput, Trace};
 
 impl Lease {
@@ -72,11 +73,21 @@ impl Lease {
         now: Duration,
         patience: impl Fn(usize) -> Duration,
     ) -> Self {
-        let acquiring = Acquiring::new(quorum, spec.once, now + spec.node_timeout, patience);
+        let due = now + spec.node_timeout;
+        let nodes = (0..quorum.nodes()).map(|node| (node, due + patience(node)));
+        let connecting: Vec<_> = nodes.filter(|(_, until)| *until > due).collect();
+        let last = connecting.iter().map(|(_, until)| *until).max();
         let (ttl, retention) = (spec.ttl, spec.retention);
         let acquire = spec.access.acquire(spec.proposal, ttl, retention);
         let mut lease = Self {
-            stage: LifeStage::Acquiring(acquiring),
+            stage: LifeStage::Acquiring(Acquiring {
+                round: OnceRound::new(quorum, spec.once.map(|once| once.fingerprint)),
+                confirm: None,
+                repair: None,
+                due,
+                connecting,
+                deadline: last.unwrap_or(due),
+            }),
             spec,
             quorum,
             number: 0,
@@ -134,83 +145,35 @@ impl Lease {
 
     /// Returns the request to send, if there is one. To be called after each input.
     pub fn poll_request(&mut self) -> Option<LeaseRequest> {
-        let (op, nodes, publishes) = self.request.take()?;
-        Some(LeaseRequest {
-            number: self.number,
-            op,
-            nodes,
-            publishes,
-            gone_at: self.gone_at,
-        })
-    }
-
-    /// Returns whether there is a request to send.
-    #[must_use]
-    pub fn is_asking(&self) -> bool {
-        self.request.is_some()
-    }
-
-    /// Returns whether there is an event.
-    #[must_use]
-    pub fn has_news(&self) -> bool {
-        self.event.is_some() || self.ends || self.unread.is_some()
+        // Asked first, because most inputs lead to none.
+        self.request.is_some().then(|| self.request.take())?
     }
 
     /// Returns the next event. To be called after each input until there is none.
     pub fn poll_event(&mut self) -> Option<Event> {
-        let end = |ends: &mut bool| std::mem::take(ends).then_some(Event::Settled);
-        let event = self.event.take();
-        let event = event.or_else(|| self.unread.take().map(Event::Unread));
-        event.or_else(|| end(&mut self.ends))
+        if self.event.is_some() {
+            return self.event.take();
+        }
+        if let Some(unread) = self.unread.take() {
+            return Some(Event::Unread(unread));
+        }
+        std::mem::take(&mut self.ends).then_some(Event::Settled)
     }
 
     /// Returns the nodes that have been silent for too long by now. [`Input::TimedOut`] counts them as failed.
     #[must_use]
     pub fn overdue(&self, now: Duration) -> NodeSet {
         if let LifeStage::Acquiring(acquiring) = &self.stage {
-            return acquiring.overdue(now);
+            let silent = acquiring.round.silent().iter();
+            return silent.filter(|node| acquiring.due(*node) <= now).collect();
         }
-        let open = self.open_request().filter(|open| open.due <= now);
-        open.map(|open| open.silent).unwrap_or_default()
-    }
-
-    fn on_answer(&mut self, node: usize, number: u32, answer: &Answer, now: Duration) {
-        match &mut self.stage {
-            LifeStage::Acquiring(acquiring) => {
-                let step = acquiring.on_answer(node, number, answer);
-                self.on_step(step, now);
-            }
-            LifeStage::Holding(holding) => {
-                if let Purpose::Pending(pending) = &mut holding.purpose {
-                    pending.on_answer(node, number, answer);
-                }
-                let extending = holding.extending.as_mut();
-                if let Some(extending) = extending.filter(|extending| extending.number == number) {
-                    let step = extending.round.on_confirm(node, answer);
-                    self.on_extend_step(step, now);
-                }
-            }
-            LifeStage::Recording(recording) => {
-                if recording.number == number {
-                    self.on_recording_answer(node, answer, now);
-                }
-            }
-            LifeStage::Releasing(releasing) => {
-                if releasing.number == number {
-                    let step = releasing.round.on_release(node, answer);
-                    self.tell_release(step);
-                }
-            }
-        }
+        let open = self.open_request().filter(|(_, due, _)| *due <= now);
+        open.map(|(silent, ..)| silent).unwrap_or_default()
     }
 
     fn on_timeout(&mut self, now: Duration) {
         self.check_validity(now);
-        let number = match &self.stage {
-            LifeStage::Acquiring(acquiring) => acquiring.silence(),
-            LifeStage::Recording(recording) => recording.number,
-            LifeStage::Holding(_) | LifeStage::Releasing(_) => self.number,
-        };
+        let number = self.asked();
         for node in self.overdue(now).iter() {
             self.on_answer(node, number, &Answer::Failed, now);
         }
@@ -223,10 +186,7 @@ impl Lease {
     /// Returns when to handle [`Input::TimedOut`], if nothing else happens before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
-        let due = match &self.stage {
-            LifeStage::Acquiring(acquiring) => return acquiring.next_due(),
-            _ => self.open_request().map(|open| open.due),
-        };
+        let due = self.open_request().map(|(_, due, _)| due);
         let LifeStage::Holding(holding) = &self.stage else {
             return due;
         };
@@ -239,56 +199,21 @@ impl Lease {
     /// Returns how many answers may decide what happens next; `None` if none can.
     #[must_use]
     pub fn awaited(&self) -> Option<Awaited> {
-        let (number, silent, is_undecided) = match &self.stage {
-            LifeStage::Acquiring(acquiring) => match acquiring.silence() {
-                ACQUIRE => (
-                    ACQUIRE,
-                    acquiring.round.acquiring().unanswered().len(),
-                    true,
-                ),
-                // A late grant may be of exactly the number that is being confirmed.
-                _ => (0, 0, true),
-            },
+        let number = self.asked();
+        let (silent, is_undecided) = match &self.stage {
+            // A late grant may be of exactly the number that is being confirmed.
+            LifeStage::Acquiring(_) if number != ACQUIRE => return Some(Awaited::default()),
+            LifeStage::Acquiring(acquiring) => (acquiring.round.acquiring().unanswered(), true),
             _ => {
-                let open = self.open_request()?;
-                (open.number, open.silent.len(), open.is_undecided)
+                let (silent, _, is_undecided) = self.open_request()?;
+                (silent, is_undecided)
             }
         };
         let answers = match is_undecided {
-            true => (self.quorum.decisive() + silent).saturating_sub(self.quorum.nodes()),
-            false => silent,
+            true => (self.quorum.decisive() + silent.len()).saturating_sub(self.quorum.nodes()),
+            false => silent.len(),
         };
         Some(Awaited { number, answers })
-    }
-
-    /// Returns the request that some nodes have not answered, of a lease that has acquired its lock.
-    fn open_request(&self) -> Option<OpenRequest> {
-        let open = match &self.stage {
-            LifeStage::Acquiring(_) => return None,
-            LifeStage::Holding(holding) => {
-                let extending = holding.extending.as_ref()?;
-                OpenRequest {
-                    number: extending.number,
-                    silent: extending.round.silent(),
-                    due: extending.began + self.spec.node_timeout,
-                    is_undecided: true,
-                }
-            }
-            LifeStage::Recording(recording) => recording.open_request(),
-            LifeStage::Releasing(releasing) => OpenRequest {
-                number: releasing.number,
-                silent: releasing.round.silent(),
-                due: releasing.due,
-                is_undecided: releasing.is_awaited,
-            },
-        };
-        Some(open).filter(|open| !open.silent.is_empty())
-    }
-
-    /// Returns the number of the last request.
-    #[must_use]
-    pub fn number(&self) -> u32 {
-        self.number
     }
 
     /// Returns whether answers to this request still count.
@@ -297,12 +222,53 @@ impl Lease {
         match &self.stage {
             LifeStage::Acquiring(acquiring) => acquiring.counts(number),
             LifeStage::Holding(holding) => {
-                let is_pending = matches!(holding.purpose, Purpose::Pending(_));
-                is_pending || holding.extending.is_some() && number == self.number
+                holding.pending.is_some() || holding.extending.is_some() && number == self.number
             }
-            LifeStage::Recording(recording) => recording.number == number,
-            LifeStage::Releasing(releasing) => number == releasing.number,
+            LifeStage::Recording(_) | LifeStage::Releasing { .. } => number == self.asked(),
         }
+    }
+
+    /// Returns the number of the request that the silent nodes have not answered.
+    pub(super) fn asked(&self) -> u32 {
+        match &self.stage {
+            LifeStage::Acquiring(acquiring) => acquiring.silence(),
+            LifeStage::Recording(recording) => recording.number,
+            LifeStage::Holding(_) | LifeStage::Releasing { .. } => self.number,
+        }
+    }
+
+    /// Returns the nodes that have not answered it, when they count as failed, and whether it may be decided before they
+    /// have answered; `None` if there is none.
+    pub(super) fn open_request(&self) -> Option<(NodeSet, Duration, bool)> {
+        let (silent, due, is_undecided) = match &self.stage {
+            LifeStage::Acquiring(acquiring) if acquiring.is_reading() => return None,
+            LifeStage::Acquiring(acquiring) => {
+                let silent = acquiring.round.silent();
+                let due = silent.iter().map(|node| acquiring.due(node)).min()?;
+                (silent, due, true)
+            }
+            LifeStage::Holding(holding) => {
+                let extending = holding.extending.as_ref()?;
+                let due = extending.began + self.spec.node_timeout;
+                (extending.round.silent(), due, true)
+            }
+            LifeStage::Recording(recording) => {
+                let (silent, is_undecided) = recording.open_request();
+                (silent, recording.due, is_undecided)
+            }
+            LifeStage::Releasing {
+                round,
+                due,
+                is_awaited,
+            } => (round.silent(), *due, *is_awaited),
+        };
+        (!silent.is_empty()).then_some((silent, due, is_undecided))
+    }
+
+    /// Returns the number of the last request.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// Returns whether the lock is neither granted nor given up.
@@ -321,7 +287,7 @@ impl Lease {
     #[must_use]
     pub fn unanswered(&self) -> NodeSet {
         match &self.stage {
-            LifeStage::Releasing(releasing) => releasing.round.silent(),
+            LifeStage::Releasing { round, .. } => round.silent(),
             _ => NodeSet::default(),
         }
     }
@@ -330,7 +296,7 @@ impl Lease {
     #[must_use]
     pub fn may_hold(&self) -> NodeSet {
         match &self.stage {
-            LifeStage::Releasing(releasing) => releasing.round.unreleased(),
+            LifeStage::Releasing { round, .. } => round.unreleased(),
             _ => self.may_hold,
         }
     }
@@ -350,20 +316,20 @@ impl Lease {
     /// Returns whether nothing is left to do.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        matches!(&self.stage, LifeStage::Releasing(releasing) if releasing.is_settled)
+        matches!(&self.stage, LifeStage::Releasing { round, .. } if round.silent().is_empty())
     }
 
     /// Returns whether the release has begun.
     #[must_use]
     pub fn is_releasing(&self) -> bool {
-        matches!(self.stage, LifeStage::Releasing(_))
+        matches!(self.stage, LifeStage::Releasing { .. })
     }
 
     /// Returns the number of the release and the answers to it; none before it has begun.
     #[must_use]
     pub fn release_round(&self) -> (u32, ReleaseRound) {
         match &self.stage {
-            LifeStage::Releasing(releasing) => (releasing.number, releasing.round.clone()),
+            LifeStage::Releasing { round, .. } => (self.number, round.clone()),
             _ => {
                 let round = ReleaseRound::new(self.quorum, self.may_hold);
                 (self.number + 1, round)

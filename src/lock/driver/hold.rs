@@ -82,7 +82,7 @@ impl Driver {
     }
 
     fn pass_events(&mut self) {
-        while let Some(event) = self.poll_event() {
+        while let Some(event) = self.lease.poll_event() {
             self.on_event(event);
         }
     }

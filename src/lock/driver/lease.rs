@@ -178,7 +178,7 @@ impl Driver {
         // One look at the clock serves all votes that had arrived by then.
         let (mut now, mut arrived) = (Duration::ZERO, 0);
         loop {
-            match self.poll_event() {
+            match self.lease.poll_event() {
                 Some(Event::Unread(unread)) => {
                     let reader = self.state.spec.reader.as_ref();
                     self.read = reader.map(|reader| reader.read(unread));
@@ -222,12 +222,6 @@ impl Driver {
                 None => self.on_timeout(now),
             }
         }
-    }
-
-    /// Returns an event that there is already.
-    pub(super) fn poll_event(&mut self) -> Option<Event> {
-        // Asked first, because most inputs lead to none.
-        self.lease.has_news().then(|| self.lease.poll_event())?
     }
 
     /// Takes the votes that have arrived.
@@ -312,10 +306,6 @@ impl Driver {
 
     /// Sends what the lease asks for.
     fn send(&mut self, submit: fn(&Cluster, usize, Job)) {
-        // Asked first, because most votes lead to no request.
-        if !self.lease.is_asking() {
-            return;
-        }
         let Some(request) = self.lease.poll_request() else {
             return;
         };

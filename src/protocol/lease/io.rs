@@ -288,13 +288,3 @@ pub struct Awaited {
     /// The number of further answers to it that may decide something; zero if any answer to any request may.
     pub answers: usize,
 }
-
-/// A request that some nodes have not answered.
-pub(super) struct OpenRequest {
-    pub(super) number: u32,
-    pub(super) silent: NodeSet,
-    /// When the silent nodes count as failed.
-    pub(super) due: Duration,
-    /// Whether it may be decided before all have answered.
-    pub(super) is_undecided: bool,
-}

@@ -1,10 +1,11 @@
-//! The steps of a life: what an input leads to.
+//! The stages of a life, and its steps: what an input leads to.
 
 use std::time::Duration;
 
-use crate::protocol::lease::io::{Effect, Event, LeaseSpec, Loss};
-use crate::protocol::lease::stages::{Extending, Holding, LifeStage, Pending, Purpose, Releasing};
-use crate::protocol::message::Op;
+use crate::protocol::lease::io::{ACQUIRE, Effect, Event, LeaseRequest, LeaseSpec, Loss};
+use crate::protocol::lease::recording::Finish;
+use crate::protocol::message::{Op, Reply};
+use crate::protocol::once::{Decided, OnceRound, OnceStep};
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::record::Record;
 use crate::protocol::round::{
@@ -30,7 +31,7 @@ pub struct Lease {
     /// When every node has certainly forgotten the lock.
     pub(super) gone_at: Duration,
     /// The last request, until the driver has taken it.
-    pub(super) request: Option<(Op, NodeSet, bool)>,
+    pub(super) request: Option<LeaseRequest>,
     /// What the driver has not taken yet. No input leads to more than one event before the end.
     pub(super) event: Option<Event>,
     /// What is to be read, after the event.
@@ -41,40 +42,212 @@ pub struct Lease {
     pub(super) is_begun: bool,
 }
 
-impl Lease {
-    pub(super) fn on_acquire_step(&mut self, step: AcquireStep, now: Duration) {
-        let LifeStage::Acquiring(acquiring) = &mut self.stage else {
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum LifeStage {
+    Acquiring(Acquiring),
+    Holding(Holding),
+    Recording(Box<Finish>),
+    Releasing {
+        round: ReleaseRound,
+        /// When the silent nodes count as failed.
+        due: Duration,
+        /// Whether a holder waits for the outcome.
+        is_awaited: bool,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Holding {
+    pub(super) token: Option<u64>,
+    pub(super) valid_until: Duration,
+    pub(super) lost: Option<Loss>,
+    pub(super) delivered_at: Option<Duration>,
+    /// When to renew the lock next; `None` if it is not, or no longer, renewed.
+    pub(super) renew_at: Option<Duration>,
+    /// The extension under way, whose request is the last one.
+    pub(super) extending: Option<Extending>,
+    /// Present as long as an execution has not begun.
+    pub(super) pending: Option<Box<Pending>>,
+}
+
+/// An extension under way.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Extending {
+    pub(super) round: ExtendRound,
+    /// The time before its request.
+    pub(super) began: Duration,
+    ttl: Duration,
+    token: Option<u64>,
+    /// Whether a holder asked for it.
+    is_asked: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Acquiring {
+    pub(super) round: OnceRound,
+    /// The number of the current `CONFIRM`.
+    pub(super) confirm: Option<u32>,
+    /// The number of the `RECORD` of a repair.
+    pub(super) repair: Option<u32>,
+    /// Until when the nodes may answer the `ACQUIRE`.
+    pub(super) due: Duration,
+    /// The nodes that are not connected yet, which may until these later times.
+    pub(super) connecting: Vec<(usize, Duration)>,
+    /// The end of all phases together.
+    pub(super) deadline: Duration,
+}
+
+/// A granted execution that has not begun.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Pending {
+    /// The granted attempt, which still takes answers.
+    pub(super) acquiring: Acquiring,
+    pub(super) granted_at: Duration,
+    /// The step that follows from a record that arrived since the grant.
+    pub(super) step: Option<OnceStep>,
+    pub(super) asked_again: bool,
+}
+
+impl Pending {
+    /// Looks for a record in an answer.
+    fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) {
+        let step = if self.acquiring.counts(number) {
+            self.acquiring.on_answer(node, number, answer)
+        } else if matches!(answer, Answer::Replied(Reply::Done { .. })) {
+            // The answer to an extension of the granted lock.
+            self.acquiring.round.on_extension(node, answer)
+        } else {
             return;
         };
-        match step {
-            AcquireStep::Wait => {}
-            AcquireStep::Confirm(number) => {
-                acquiring.confirm = Some(self.number + 1);
-                let nodes = acquiring.round.acquiring().unconfirmed();
-                let token = self.spec.proposal.map(|_| number);
-                self.confirm(token, self.spec.ttl, nodes, now);
-            }
-            AcquireStep::Granted(number) => self.on_granted(number, now),
-            AcquireStep::Refused(refusal) => {
-                self.forget_refused();
-                self.tell(Event::Refused(refusal));
-                self.release(false, None, now);
-            }
+        let is_decided = step != OnceStep::WAIT;
+        if self.acquiring.round.is_recorded() && (self.step.is_none() || is_decided) {
+            self.step = Some(step);
+        }
+    }
+}
+
+impl Acquiring {
+    fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) -> OnceStep {
+        if number == ACQUIRE {
+            self.round.on_acquire(node, answer)
+        } else if self.repair == Some(number) {
+            self.round.on_record(node, answer)
+        } else if self.confirm == Some(number) {
+            let step = self.round.acquiring().step();
+            self.round.on_confirm(node, step, answer)
+        } else {
+            OnceStep::WAIT
         }
     }
 
-    /// A node that refused the only `ACQUIRE` of this owner holds nothing for it.
-    pub(super) fn forget_refused(&mut self) {
+    /// Returns whether answers to this request count.
+    pub(super) fn counts(&self, number: u32) -> bool {
+        number == ACQUIRE || self.confirm == Some(number) || self.repair == Some(number)
+    }
+
+    /// Returns the number of the request that the silent nodes have not answered.
+    pub(super) fn silence(&self) -> u32 {
+        // With a record, the answers to the `ACQUIRE` matter even in the second phase.
+        let confirm = self.confirm.filter(|_| !self.round.is_recorded());
+        self.repair.or(confirm).unwrap_or(ACQUIRE)
+    }
+
+    /// Returns whether the rest of the record to repair is being read, for which the attempt waits.
+    pub(super) fn is_reading(&self) -> bool {
+        self.repair.is_none() && !self.round.repairers().is_empty()
+    }
+
+    /// Returns until when a silent node may answer. A phase after the first has what is left of the longest time of the
+    /// first.
+    pub(super) fn due(&self, node: usize) -> Duration {
+        if self.confirm.is_some() || self.repair.is_some() {
+            return self.deadline;
+        }
+        let mut connecting = self.connecting.iter();
+        let connecting = connecting.find(|(number, _)| *number == node);
+        connecting.map_or(self.due, |(_, until)| *until)
+    }
+
+    /// Returns until when the last node may answer the `ACQUIRE`.
+    pub(super) fn last_due(&self) -> Duration {
+        let connecting = self.connecting.iter().map(|(_, until)| *until);
+        connecting.max().unwrap_or(self.due)
+    }
+}
+
+impl Lease {
+    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer, now: Duration) {
+        match &mut self.stage {
+            LifeStage::Acquiring(acquiring) => {
+                let step = acquiring.on_answer(node, number, answer);
+                self.on_step(step, now);
+            }
+            LifeStage::Holding(holding) => {
+                if let Some(pending) = &mut holding.pending {
+                    pending.on_answer(node, number, answer);
+                }
+                if let Some(extending) = &mut holding.extending
+                    && number == self.number
+                {
+                    let step = extending.round.on_confirm(node, answer);
+                    self.on_extend_step(step, now);
+                }
+            }
+            LifeStage::Recording(recording) => {
+                if recording.number == number {
+                    self.on_recording_answer(node, answer, now);
+                }
+            }
+            LifeStage::Releasing { round, .. } if number == self.number => {
+                let was_open = !round.silent().is_empty();
+                let step = round.on_release(node, answer);
+                self.ends |= was_open && round.silent().is_empty();
+                self.tell_release(step);
+            }
+            LifeStage::Releasing { .. } => {}
+        }
+    }
+
+    /// Takes a step of the attempt.
+    pub(super) fn on_step(&mut self, step: OnceStep, now: Duration) {
+        match step {
+            OnceStep::Acquire(AcquireStep::Wait) => {}
+            OnceStep::Acquire(AcquireStep::Confirm(number)) => {
+                if let LifeStage::Acquiring(acquiring) = &mut self.stage {
+                    acquiring.confirm = Some(self.number + 1);
+                    let nodes = acquiring.round.acquiring().unconfirmed();
+                    let token = self.spec.proposal.map(|_| number);
+                    self.confirm(token, self.spec.ttl, nodes, now);
+                }
+            }
+            OnceStep::Acquire(AcquireStep::Granted(number)) => self.on_granted(number, now),
+            OnceStep::Acquire(AcquireStep::Refused(refusal)) => {
+                self.refuse(Event::Refused(refusal), now);
+            }
+            OnceStep::Repair(record) => self.repair(record, now),
+            OnceStep::Decided(Decided::Recorded(record)) => self.replay(record, now),
+            OnceStep::Decided(decided) => self.refuse(Event::Decided(decided), now),
+        }
+    }
+
+    fn refuse(&mut self, event: Event, now: Duration) {
         if let LifeStage::Acquiring(acquiring) = &self.stage {
+            // They refused the only `ACQUIRE` of this owner.
             let refused = acquiring.round.acquiring().refused();
             self.may_hold = self.may_hold.without(refused);
         }
+        self.tell(event);
+        self.release(false, None, now);
     }
 
-    pub(super) fn on_granted(&mut self, number: u64, now: Duration) {
+    fn on_granted(&mut self, number: u64, now: Duration) {
         let LifeStage::Acquiring(acquiring) = &self.stage else {
             return;
         };
+        // It was to find a record only.
+        if self.spec.once.is_some_and(|once| !once.executes) {
+            return self.refuse(Event::Decided(Decided::Undecided), now);
+        }
         let acknowledged = acquiring.round.acquiring().acknowledged(number).len();
         // After the last answer that counts.
         let elapsed = now.saturating_sub(self.began);
@@ -84,10 +257,6 @@ impl Lease {
         };
         let valid_until = now + left;
         let is_renewed = self.spec.renews || self.spec.is_partial;
-        let purpose = match self.spec.once {
-            None => Purpose::Lock,
-            Some(_) => Purpose::Pending(Box::new(Pending::new(acquiring.clone(), now))),
-        };
         self.stage = LifeStage::Holding(Holding {
             token: self.spec.proposal.map(|_| number),
             valid_until,
@@ -95,7 +264,14 @@ impl Lease {
             delivered_at: None,
             renew_at: is_renewed.then(|| self.began + self.spec.ttl / 3),
             extending: None,
-            purpose,
+            pending: self.spec.once.map(|_| {
+                Box::new(Pending {
+                    acquiring: acquiring.clone(),
+                    granted_at: now,
+                    step: None,
+                    asked_again: false,
+                })
+            }),
         });
         self.tell(Event::Granted {
             number,
@@ -149,7 +325,6 @@ impl Lease {
         let token = raised.or(holding.token);
         holding.extending = Some(Extending {
             round: ExtendRound::new(self.quorum, token.unwrap_or(0)),
-            number: self.number + 1,
             began: now,
             ttl,
             token,
@@ -272,21 +447,17 @@ impl Lease {
     pub(super) fn release(&mut self, publishes: bool, held: Option<Duration>, now: Duration) {
         let round = ReleaseRound::new(self.quorum, self.may_hold);
         let step = round.step();
-        self.stage = LifeStage::Releasing(Releasing {
+        self.stage = LifeStage::Releasing {
             round,
-            number: self.number + 1,
             due: now + self.spec.node_timeout,
             is_awaited: held.is_some(),
-            is_settled: false,
-        });
-        if !self.may_hold.is_empty() {
-            self.number += 1;
-            let release = match self.is_begun {
-                true => Op::ReleaseExecuted,
-                false => self.spec.access.release(held.unwrap_or_default()),
-            };
-            self.request = Some((release, self.may_hold, publishes));
-        }
+        };
+        let release = match self.is_begun {
+            true => Op::ReleaseExecuted,
+            false => self.spec.access.release(held.unwrap_or_default()),
+        };
+        self.ask(release, self.may_hold, publishes);
+        self.ends = self.may_hold.is_empty();
         self.tell_release(step);
     }
 
@@ -296,13 +467,13 @@ impl Lease {
         for node in self.may_hold.iter() {
             round.on_release(node, &Answer::Failed);
         }
-        self.stage = LifeStage::Releasing(Releasing {
+        self.stage = LifeStage::Releasing {
             round,
-            number: self.number + 1,
             due: Duration::ZERO,
             is_awaited: false,
-            is_settled: true,
-        });
+        };
+        // Answers to older requests do not count.
+        self.number += 1;
         self.ends = true;
     }
 
@@ -311,16 +482,12 @@ impl Lease {
         self.event = Some(event);
     }
 
-    pub(super) fn tell_release(&mut self, step: ReleaseStep) {
-        let LifeStage::Releasing(releasing) = &mut self.stage else {
-            return;
-        };
-        if !releasing.is_settled && releasing.round.silent().is_empty() {
-            releasing.is_settled = true;
-            self.ends = true;
-        }
-        if releasing.is_awaited && step != ReleaseStep::Wait {
-            releasing.is_awaited = false;
+    fn tell_release(&mut self, step: ReleaseStep) {
+        if let LifeStage::Releasing { is_awaited, .. } = &mut self.stage
+            && *is_awaited
+            && step != ReleaseStep::Wait
+        {
+            *is_awaited = false;
             self.tell(Event::Released(step));
         }
     }
@@ -342,7 +509,20 @@ impl Lease {
         // request shortens the ttl that an earlier one set.
         self.gone_at = self.gone_at.max(now + 2 * ttl);
         self.may_hold = self.may_hold.union(nodes);
+        self.ask(op, nodes, false);
+    }
+
+    /// Asks these nodes, if there are any. Answers to all earlier requests are older from now on.
+    pub(super) fn ask(&mut self, op: Op, nodes: NodeSet, publishes: bool) {
         self.number += 1;
-        self.request = Some((op, nodes, false));
+        if !nodes.is_empty() {
+            self.request = Some(LeaseRequest {
+                number: self.number,
+                op,
+                nodes,
+                publishes,
+                gone_at: self.gone_at,
+            });
+        }
     }
 }

@@ -35,45 +35,25 @@
 use std::time::Duration;
 
 use crate::protocol::lease::io::{ACQUIRE, Event};
-use crate::protocol::lease::life::{Lease, TICK};
-use crate::protocol::lease::stages::{Finish, FinishStep, LifeStage, Purpose};
+use crate::protocol::lease::life::{Lease, LifeStage, TICK};
+use crate::protocol::lease::recording::{Finish, FinishStep};
 use crate::protocol::message::{Op, Reply};
-use crate::protocol::once::{Decided, LookRound, LookStep, OnceStep, RecordRound, RecordStep};
+use crate::protocol::once::{Decided, LookRound, LookStep, RecordRound, RecordStep};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
-use crate::protocol::round::{AcquireStep, Answer};
+use crate::protocol::round::Answer;
 use crate::protocol::validity::whole_millis;
 
 impl Lease {
-    /// Takes a step of an attempt.
-    pub(super) fn on_step(&mut self, step: OnceStep, now: Duration) {
-        match step {
-            // It was to find a record only.
-            OnceStep::Acquire(AcquireStep::Granted(_))
-                if self.spec.once.is_some_and(|once| !once.executes) =>
-            {
-                self.deny(Decided::Undecided, now);
-            }
-            OnceStep::Acquire(step) => self.on_acquire_step(step, now),
-            OnceStep::Repair(record) if record.is_whole() => self.repair(record, now),
-            OnceStep::Repair(record) => self.unread = Some(record),
-            OnceStep::Decided(Decided::Recorded(record)) => self.replay(record, now),
-            OnceStep::Decided(decided) => self.deny(decided, now),
-        }
-    }
-
-    /// Ends an attempt whose request is not to be executed.
-    fn deny(&mut self, decided: Decided, now: Duration) {
-        self.forget_refused();
-        self.tell(Event::Decided(decided));
-        self.release(false, None, now);
-    }
-
     /// Writes the record of a minority to the nodes that granted the key.
-    fn repair(&mut self, record: Record, now: Duration) {
+    pub(super) fn repair(&mut self, record: Record, now: Duration) {
         let LifeStage::Acquiring(acquiring) = &mut self.stage else {
             return;
         };
+        if !record.is_whole() {
+            self.unread = Some(record);
+            return;
+        }
         acquiring.repair = Some(self.number + 1);
         let (nodes, retention) = (acquiring.round.repairers(), acquiring.round.expires_in());
         let write = Op::Record { record, retention };
@@ -81,10 +61,10 @@ impl Lease {
         // large record needs additional time on the wire.
         let due = now + self.spec.node_timeout;
         acquiring.deadline = acquiring.deadline.max(due) + write.transit();
-        self.ask(write, nodes);
+        self.ask(write, nodes, true);
     }
 
-    fn replay(&mut self, record: Record, now: Duration) {
+    pub(super) fn replay(&mut self, record: Record, now: Duration) {
         self.tell(Event::Decided(Decided::Recorded(record)));
         if let LifeStage::Acquiring(acquiring) = &self.stage {
             self.stage = LifeStage::Recording(Box::new(Finish {
@@ -126,7 +106,7 @@ impl Lease {
     pub(super) fn on_begin(&mut self, now: Duration) {
         let node_timeout = self.spec.node_timeout;
         if let LifeStage::Holding(holding) = &mut self.stage
-            && let Purpose::Pending(pending) = &mut holding.purpose
+            && let Some(pending) = &mut holding.pending
             && let Some(step) = pending.step.take()
         {
             let mut acquiring = pending.acquiring.clone();
@@ -142,7 +122,7 @@ impl Lease {
         if holding.lost.is_some() {
             return;
         }
-        if let Purpose::Pending(pending) = &mut holding.purpose
+        if let Some(pending) = &mut holding.pending
             && now.saturating_sub(pending.granted_at) > node_timeout
             && !pending.asked_again
         {
@@ -156,7 +136,7 @@ impl Lease {
             let left = || whole_millis(valid_until.saturating_sub(now)).max(TICK);
             return self.extend(renewed.unwrap_or_else(left), None, false, now);
         }
-        holding.purpose = Purpose::Execution;
+        holding.pending = None;
         self.is_begun = true;
         self.tell(Event::Begun);
     }
@@ -197,7 +177,9 @@ impl Lease {
             recording.step = step;
             recording.number = self.number + 1;
             recording.due = now + self.spec.node_timeout + op.transit();
-            self.ask(op, nodes);
+            // A record ends the lock.
+            let publishes = matches!(op, Op::Record { .. });
+            self.ask(op, nodes, publishes);
         }
     }
 
@@ -351,13 +333,5 @@ impl Lease {
         }
         let write = Op::TopUp { record, retention };
         self.go_on(FinishStep::ToppingUp(without), write, without, now);
-    }
-
-    /// Sends a request that neither locks nor extends a key.
-    fn ask(&mut self, op: Op, nodes: NodeSet) {
-        self.number += 1;
-        // A record ends the lock.
-        let publishes = matches!(op, Op::Record { .. });
-        self.request = Some((op, nodes, publishes));
     }
 }

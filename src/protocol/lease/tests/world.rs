@@ -4,7 +4,7 @@ use std::array;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub(super) use crate::protocol::lease::stages::LifeStage;
+pub(super) use crate::protocol::lease::life::LifeStage;
 pub(super) use crate::protocol::lease::*;
 pub(super) use crate::protocol::message::Op;
 pub(super) use crate::protocol::quorum::{NodeSet, Quorum};
@@ -223,7 +223,7 @@ impl Caller {
             })
         };
         match self.lease.stage {
-            LifeStage::Releasing(_) => true,
+            LifeStage::Releasing { .. } => true,
             LifeStage::Recording(_) => is_told(),
             LifeStage::Acquiring(_) | LifeStage::Holding(_) => false,
         }
