@@ -129,7 +129,7 @@
 //! | longer guard, one node flushed, one node's clock ahead | all | 5,957,475 | 30 | 69 |
 //! | restart guard, two of flush and both restarts | bounded | 20,310,730 | 16 | 308 |
 //! | 1 writer, 2 readers, a tick longer | all | 9,124,130 | 29 | 149 |
-//! | 1 writer, 2 readers, a repeated `ACQUIRE` | bounded | 13,095,175 | 16 | 110 |
+//! | 1 writer, 2 readers, a repeated `ACQUIRE` | bounded | 12,753,620 | 18 | 194 |
 //! | 1 writer, 2 readers, one extended by 3, a tick longer | all | 6,374,935 | 30 | 282 |
 //! | restart guard, 1 writer, 2 readers, one node wiped | all | 8,989,480 | 28 | 451 |
 //! | 1 and 1 nodes: 1 old, 2 both, a tick longer | all | 578,513 | 27 | 25 |
