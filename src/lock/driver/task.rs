@@ -79,9 +79,10 @@ impl LockTask {
         permit: Permit,
         wait: Wait,
         span: &Span,
-    ) -> Result<Self, LockError> {
+    ) -> Result<Box<Self>, LockError> {
         let ticket = spec.registry.enter().ok_or(LockError::Closed)?;
-        Ok(Self {
+        // Boxed, because it moves from the caller to the runtime.
+        Ok(Box::new(Self {
             spec: Arc::new(spec),
             slot_table: slot_table.map(Box::new),
             permit,
@@ -93,7 +94,7 @@ impl LockTask {
             driver: None,
             refused: Vec::new(),
             span: span.clone(),
-        })
+        }))
     }
 
     /// Acquires the lock.
@@ -105,7 +106,7 @@ impl LockTask {
     /// # Cancel safety
     ///
     /// May be dropped at any point; what the nodes granted or will grant is released.
-    pub(crate) async fn acquire(mut self) -> Result<LockGuard, AcquireError> {
+    pub(crate) async fn acquire(mut self: Box<Self>) -> Result<LockGuard, AcquireError> {
         let cluster = Arc::clone(&self.spec.cluster);
         let is_here = cluster.home.is(&Handle::current());
         if is_here && let Some(outcome) = self.decide_inline().await {
@@ -142,7 +143,7 @@ impl LockTask {
     ///
     /// Not an `async fn`, which would have room for its arguments twice in every lock that is held.
     fn run(
-        mut self,
+        mut self: Box<Self>,
         caller: Option<oneshot::Sender<Result<LockGuard, AcquireError>>>,
     ) -> impl Future<Output = ()> + Send {
         let span = self.span.clone();
