@@ -171,6 +171,38 @@ impl Lease {
         open.map(|(silent, ..)| silent).unwrap_or_default()
     }
 
+    fn on_answer(&mut self, node: usize, number: u32, answer: &Answer, now: Duration) {
+        match &mut self.stage {
+            LifeStage::Acquiring(acquiring) => {
+                let step = acquiring.on_answer(node, number, answer);
+                self.on_step(step, now);
+            }
+            LifeStage::Holding(holding) => {
+                if let Some(pending) = &mut holding.pending {
+                    pending.on_answer(node, number, answer);
+                }
+                if let Some(extending) = &mut holding.extending
+                    && number == self.number
+                {
+                    let step = extending.round.on_confirm(node, answer);
+                    self.on_extend_step(step, now);
+                }
+            }
+            LifeStage::Recording(recording) => {
+                if recording.number == number {
+                    self.on_recording_answer(node, answer, now);
+                }
+            }
+            LifeStage::Releasing { round, .. } if number == self.number => {
+                let was_open = !round.silent().is_empty();
+                let step = round.on_release(node, answer);
+                self.ends |= was_open && round.silent().is_empty();
+                self.tell_release(step);
+            }
+            LifeStage::Releasing { .. } => {}
+        }
+    }
+
     fn on_timeout(&mut self, now: Duration) {
         self.check_validity(now);
         let number = self.asked();

@@ -8,9 +8,7 @@ use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{Decided, OnceRound, OnceStep};
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::record::Record;
-use crate::protocol::round::{
-    AcquireStep, Answer, ExtendRound, ExtendStep, ReleaseRound, ReleaseStep,
-};
+use crate::protocol::round::{Answer, ExtendRound, ExtendStep, ReleaseRound, ReleaseStep};
 use crate::protocol::validity::{self, whole_millis};
 
 /// The resolution of timers: what is due by then counts as due.
@@ -110,7 +108,7 @@ pub(super) struct Pending {
 
 impl Pending {
     /// Looks for a record in an answer.
-    fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) {
+    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) {
         let step = if self.acquiring.counts(number) {
             self.acquiring.on_answer(node, number, answer)
         } else if matches!(answer, Answer::Replied(Reply::Done { .. })) {
@@ -127,7 +125,7 @@ impl Pending {
 }
 
 impl Acquiring {
-    fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) -> OnceStep {
+    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) -> OnceStep {
         if number == ACQUIRE {
             self.round.on_acquire(node, answer)
         } else if self.repair == Some(number) {
@@ -176,61 +174,7 @@ impl Acquiring {
 }
 
 impl Lease {
-    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer, now: Duration) {
-        match &mut self.stage {
-            LifeStage::Acquiring(acquiring) => {
-                let step = acquiring.on_answer(node, number, answer);
-                self.on_step(step, now);
-            }
-            LifeStage::Holding(holding) => {
-                if let Some(pending) = &mut holding.pending {
-                    pending.on_answer(node, number, answer);
-                }
-                if let Some(extending) = &mut holding.extending
-                    && number == self.number
-                {
-                    let step = extending.round.on_confirm(node, answer);
-                    self.on_extend_step(step, now);
-                }
-            }
-            LifeStage::Recording(recording) => {
-                if recording.number == number {
-                    self.on_recording_answer(node, answer, now);
-                }
-            }
-            LifeStage::Releasing { round, .. } if number == self.number => {
-                let was_open = !round.silent().is_empty();
-                let step = round.on_release(node, answer);
-                self.ends |= was_open && round.silent().is_empty();
-                self.tell_release(step);
-            }
-            LifeStage::Releasing { .. } => {}
-        }
-    }
-
-    /// Takes a step of the attempt.
-    pub(super) fn on_step(&mut self, step: OnceStep, now: Duration) {
-        match step {
-            OnceStep::Acquire(AcquireStep::Wait) => {}
-            OnceStep::Acquire(AcquireStep::Confirm(number)) => {
-                if let LifeStage::Acquiring(acquiring) = &mut self.stage {
-                    acquiring.confirm = Some(self.number + 1);
-                    let nodes = acquiring.round.acquiring().unconfirmed();
-                    let token = self.spec.proposal.map(|_| number);
-                    self.confirm(token, self.spec.ttl, nodes, now);
-                }
-            }
-            OnceStep::Acquire(AcquireStep::Granted(number)) => self.on_granted(number, now),
-            OnceStep::Acquire(AcquireStep::Refused(refusal)) => {
-                self.refuse(Event::Refused(refusal), now);
-            }
-            OnceStep::Repair(record) => self.repair(record, now),
-            OnceStep::Decided(Decided::Recorded(record)) => self.replay(record, now),
-            OnceStep::Decided(decided) => self.refuse(Event::Decided(decided), now),
-        }
-    }
-
-    fn refuse(&mut self, event: Event, now: Duration) {
+    pub(super) fn refuse(&mut self, event: Event, now: Duration) {
         if let LifeStage::Acquiring(acquiring) = &self.stage {
             // They refused the only `ACQUIRE` of this owner.
             let refused = acquiring.round.acquiring().refused();
@@ -240,7 +184,7 @@ impl Lease {
         self.release(false, None, now);
     }
 
-    fn on_granted(&mut self, number: u64, now: Duration) {
+    pub(super) fn on_granted(&mut self, number: u64, now: Duration) {
         let LifeStage::Acquiring(acquiring) = &self.stage else {
             return;
         };
@@ -482,7 +426,7 @@ impl Lease {
         self.event = Some(event);
     }
 
-    fn tell_release(&mut self, step: ReleaseStep) {
+    pub(super) fn tell_release(&mut self, step: ReleaseStep) {
         if let LifeStage::Releasing { is_awaited, .. } = &mut self.stage
             && *is_awaited
             && step != ReleaseStep::Wait

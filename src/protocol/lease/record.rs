@@ -38,13 +38,35 @@ use crate::protocol::lease::io::{ACQUIRE, Event};
 use crate::protocol::lease::life::{Lease, LifeStage, TICK};
 use crate::protocol::lease::recording::{Finish, FinishStep};
 use crate::protocol::message::{Op, Reply};
-use crate::protocol::once::{Decided, LookRound, LookStep, RecordRound, RecordStep};
+use crate::protocol::once::{Decided, LookRound, LookStep, OnceStep, RecordRound, RecordStep};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
-use crate::protocol::round::Answer;
+use crate::protocol::round::{AcquireStep, Answer};
 use crate::protocol::validity::whole_millis;
 
 impl Lease {
+    /// Takes a step of the attempt.
+    pub(super) fn on_step(&mut self, step: OnceStep, now: Duration) {
+        match step {
+            OnceStep::Acquire(AcquireStep::Wait) => {}
+            OnceStep::Acquire(AcquireStep::Confirm(number)) => {
+                if let LifeStage::Acquiring(acquiring) = &mut self.stage {
+                    acquiring.confirm = Some(self.number + 1);
+                    let nodes = acquiring.round.acquiring().unconfirmed();
+                    let token = self.spec.proposal.map(|_| number);
+                    self.confirm(token, self.spec.ttl, nodes, now);
+                }
+            }
+            OnceStep::Acquire(AcquireStep::Granted(number)) => self.on_granted(number, now),
+            OnceStep::Acquire(AcquireStep::Refused(refusal)) => {
+                self.refuse(Event::Refused(refusal), now);
+            }
+            OnceStep::Repair(record) => self.repair(record, now),
+            OnceStep::Decided(Decided::Recorded(record)) => self.replay(record, now),
+            OnceStep::Decided(decided) => self.refuse(Event::Decided(decided), now),
+        }
+    }
+
     /// Writes the record of a minority to the nodes that granted the key.
     pub(super) fn repair(&mut self, record: Record, now: Duration) {
         let LifeStage::Acquiring(acquiring) = &mut self.stage else {
