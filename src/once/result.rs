@@ -2,6 +2,7 @@
 
 use std::any::type_name;
 
+use bytes::BufMut;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -16,19 +17,15 @@ const NOT_KEPT: u8 = b'N';
 /// Makes the record of a result. A result that is over `max` bytes of JSON, or cannot be encoded, is recorded as
 /// not kept.
 pub(super) fn encode<T: Serialize>(result: &T, fingerprint: Fingerprint, max: usize) -> Record {
-    let mut body = vec![0; 1 + max];
-    body[0] = JSON;
-    // It cannot be written beyond its end, so no more of the result is encoded than is kept.
-    let mut left = &mut body[1..];
-    let encoded = serde_json::to_writer(&mut left, result);
-    let left = left.len();
-    match encoded {
-        Ok(()) => body.truncate(1 + max - left),
+    // No more of the result is encoded than is kept.
+    let mut json = vec![JSON].limit(max).writer();
+    let body = match serde_json::to_writer(&mut json, result) {
+        Ok(()) => json.into_inner().into_inner(),
         Err(error) => {
             tracing::warn!(%error, max_result = max, "the result of an execution is not kept");
-            body = vec![NOT_KEPT];
+            vec![NOT_KEPT]
         }
-    }
+    };
     let id = ExecutionId::from_random(unguessable());
     Record::new(id, fingerprint, sha256(&body), &body)
 }
