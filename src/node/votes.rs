@@ -315,9 +315,13 @@ impl Channel {
 
 impl Queue {
     fn has(&self, awaited: Awaited) -> bool {
+        // Asked first, because most votes are pushed before enough have come.
+        if self.votes.len() < awaited.answers.max(1) {
+            return false;
+        }
         let of_phase = self.votes.iter();
         let of_phase = of_phase.filter(|vote| vote.phase == awaited.number);
-        !self.votes.is_empty() && of_phase.count() >= awaited.answers
+        of_phase.count() >= awaited.answers
     }
 
     fn take_waker(&mut self) -> Option<Waker> {

@@ -111,12 +111,12 @@ impl LockTask {
         let is_here = cluster.home.is(&Handle::current());
         if is_here && let Some(outcome) = self.decide_inline().await {
             if outcome.is_ok() {
-                cluster.home.spawn(self.run(None));
+                self.spawn(None);
             }
             return outcome;
         }
         let (caller, outcome) = oneshot::channel();
-        cluster.home.spawn(self.run(Some(caller)));
+        self.spawn(Some(caller));
         if is_here {
             let closed = |_| Err(LockError::Closed.into());
             return outcome.await.unwrap_or_else(closed);
@@ -130,45 +130,49 @@ impl LockTask {
         let span = self.span.clone();
         let no_caller: Option<&mut oneshot::Sender<()>> = None;
         // Boxed, because the wait for the spawned task would have room for it.
-        let mut deciding = Box::pin(self.decide(no_caller).instrument(span));
+        let mut deciding = Box::pin(self.decide(no_caller));
         poll_fn(|context| {
-            let polled = catch_unwind(AssertUnwindSafe(|| deciding.as_mut().poll(context)));
+            let mut poll = || deciding.as_mut().poll(context);
+            let polled = catch_unwind(AssertUnwindSafe(|| match span.is_disabled() {
+                true => poll(),
+                false => span.in_scope(poll),
+            }));
             let panicked = |_| Poll::Ready(Some(Err(LockError::Closed.into())));
             polled.unwrap_or_else(panicked)
         })
         .await
     }
 
-    /// Goes on in the home: makes attempts for a caller that waits for the outcome; then holds the lock, and releases it.
-    ///
-    /// Not an `async fn`, which would have room for its arguments twice in every lock that is held.
-    fn run(
+    /// Goes on in the home, with a caller that waits for the outcome if there is none yet.
+    fn spawn(self: Box<Self>, caller: Option<oneshot::Sender<Result<LockGuard, AcquireError>>>) {
+        let (cluster, span) = (Arc::clone(&self.spec.cluster), self.span.clone());
+        spawn_in(&cluster, span, self.run(caller));
+    }
+
+    /// Makes attempts for a caller that waits for the outcome; then holds the lock, and releases it.
+    async fn run(
         mut self: Box<Self>,
         caller: Option<oneshot::Sender<Result<LockGuard, AcquireError>>>,
-    ) -> impl Future<Output = ()> + Send {
-        let span = self.span.clone();
-        let running = async move {
-            if let Some(mut caller) = caller {
-                // Boxed, because most of a lock's time is after it.
-                let outcome = Box::pin(self.decide(Some(&mut caller))).await;
-                // If the caller has gone away, this drops the guard, and the hold ends at once.
-                drop(outcome.map(|outcome| caller.send(outcome)));
-            }
-            let Some(driver) = &mut self.driver else {
-                return;
-            };
-            let held = HeldSpan::new(self.spec.labels.clone());
-            driver.hold(&mut self.permit).await;
-            drop(held);
-            // Given to the release, which decides when the next caller may ask: not before its requests are sent.
-            let permit = take(&mut self.permit);
-            match driver.lease.is_holding() {
-                true => driver.release(permit).await,
-                false => Box::pin(driver.finish(permit)).await,
-            }
-            driver.settle().await;
+    ) {
+        if let Some(mut caller) = caller {
+            // Boxed, because most of a lock's time is after it.
+            let outcome = Box::pin(self.decide(Some(&mut caller))).await;
+            // If the caller has gone away, this drops the guard, and the hold ends at once.
+            drop(outcome.map(|outcome| caller.send(outcome)));
+        }
+        let Some(driver) = &mut self.driver else {
+            return;
         };
-        running.instrument(span)
+        let held = HeldSpan::new(self.spec.labels.clone());
+        driver.hold(&mut self.permit).await;
+        drop(held);
+        // Given to the release, which decides when the next caller may ask: not before its requests are sent.
+        let permit = take(&mut self.permit);
+        match driver.lease.is_holding() {
+            true => driver.release(permit).await,
+            false => Box::pin(driver.finish(permit)).await,
+        }
+        driver.settle().await;
     }
 
     /// Makes attempts until the lock is decided. Without a caller whose going away is heard of, returns `None` before it
@@ -365,9 +369,17 @@ impl Drop for LockTask {
                 // Last: a drain waits until all that this lock asked for has an answer, or none in time.
                 drop(ticket);
             };
-            let span = self.span.clone();
-            self.spec.cluster.home.spawn(settling.instrument(span));
+            spawn_in(&self.spec.cluster, self.span.clone(), settling);
         }
+    }
+}
+
+/// Spawns a task in the home, within a span unless that is disabled: the polls of a task enter and leave its span, which
+/// takes a thousand instructions a lock.
+fn spawn_in(cluster: &Cluster, span: Span, task: impl Future<Output = ()> + Send + 'static) {
+    match span.is_disabled() {
+        true => cluster.home.spawn(task),
+        false => cluster.home.spawn(task.instrument(span)),
     }
 }
 
