@@ -29,7 +29,7 @@ main() {
         # In the time that other tests leave, and none of them waits for it. Model and simulation are optimised, because
         # they walk through millions of states. A minute of faults is a minute, whatever runs meanwhile.
         beside env -u RUST_TEST_THREADS nice -n 19 cargo test --release -p model -p simulation --test model --test simulation
-        beside nice -n 10 tests/getting_started.sh
+        beside tests/getting_started.sh
         beside test_workspace --test proofs "$FAULTS"
         test_workspace --no-fail-fast -- --skip "$FAULTS"
         RUST_TEST_THREADS=2 test_workspace --test page --test tour
