@@ -86,7 +86,10 @@ impl LockRequest {
             Some(group) => {
                 let (span, deadline) = begin(group);
                 let guard = match self.spec(group, &self.keys, u64::MAX, &span) {
-                    Ok((spec, slots)) => self.acquire(group, spec, slots, deadline, &span).await,
+                    Ok((spec, slots)) => {
+                        let spec = Arc::new(spec);
+                        self.acquire(group, spec, slots, deadline, &span).await
+                    }
                     Err(error) => Err(error),
                 };
                 (span, guard)
@@ -187,7 +190,7 @@ impl LockRequest {
             spec.join(token);
             let locked = tokio::select! {
                 biased;
-                locked = self.acquire(group, spec, slot_table, until, span) => locked,
+                locked = self.acquire(group, Arc::new(spec), slot_table, until, span) => locked,
                 () = lost(&guards) => {
                     give_up(guards).await;
                     let retry_after = None;
@@ -278,7 +281,8 @@ impl LockRequest {
     async fn acquire(
         &self,
         group: &Group,
-        spec: LockSpec,
+        // Shared from here on, because a caller that waits keeps it for long.
+        spec: Arc<LockSpec>,
         slot_table: Option<SlotTable>,
         deadline: Instant,
         span: &LockSpan,

@@ -371,7 +371,7 @@ impl ExecuteOnce {
             group: Arc::clone(group),
             key: self.key.clone(),
         }));
-        let refuse = |holder: &LockState| self.refuse(holder);
+        let (spec, refuse) = (Arc::new(spec), |holder: &LockState| self.refuse(holder));
         let permit = group.admit(&spec, &mut wait, refuse).await?;
         if let Some((at, Decided::Recorded(record))) = permit.memo()
             // Found after this call began; an older one may have expired.

@@ -74,7 +74,7 @@ impl LockTask {
     ///
     /// Returns [`LockError::Closed`] while the service is drained.
     pub(crate) fn new(
-        spec: LockSpec,
+        spec: Arc<LockSpec>,
         slot_table: Option<SlotTable>,
         permit: Permit,
         wait: Wait,
@@ -83,7 +83,7 @@ impl LockTask {
         let ticket = spec.registry.enter().ok_or(LockError::Closed)?;
         // Boxed, because it moves from the caller to the runtime.
         Ok(Box::new(Self {
-            spec: Arc::new(spec),
+            spec,
             slot_table: slot_table.map(Box::new),
             permit,
             ticket: Some(ticket),
