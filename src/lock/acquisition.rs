@@ -19,7 +19,7 @@
 //! higher there, the earlier ones are raised. So every group of a key remembers a fence that is not lower than the tokens of
 //! all holders, whichever groups the next holder asks.
 
-use std::future::{IntoFuture, pending};
+use std::future::{Future, IntoFuture, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,41 +74,45 @@ impl LockRequest {
     /// # Cancel safety
     ///
     /// May be dropped at any point; see [`LockFuture`].
-    pub(crate) async fn lock(self) -> Result<LockGuard, LockError> {
-        let layout = &self.core.layout;
-        let begin = |group: &Group| {
-            let span = LockSpan::new(self.options.label, &group.cluster, &self.keys);
-            let wait = self.options.wait.unwrap_or(self.core.settings.wait);
-            let deadline = after(span.began, wait);
-            (span, deadline)
-        };
-        let (span, outcome) = match layout.only_group(&self.keys) {
-            Some(group) => {
-                let (span, deadline) = begin(group);
-                let guard = match self.spec(group, &self.keys, u64::MAX, &span) {
-                    Ok((spec, slots)) => {
-                        let spec = Arc::new(spec);
-                        self.acquire(group, spec, slots, deadline, &span).await
-                    }
-                    Err(error) => Err(error),
-                };
-                (span, guard)
+    ///
+    /// Not an `async fn`, which would keep a second copy of the request.
+    pub(crate) fn lock(self) -> impl Future<Output = Result<LockGuard, LockError>> + Send {
+        async move {
+            let layout = &self.core.layout;
+            let begin = |group: &Group| {
+                let span = LockSpan::new(self.options.label, &group.cluster, &self.keys);
+                let wait = self.options.wait.unwrap_or(self.core.settings.wait);
+                let deadline = after(span.began, wait);
+                (span, deadline)
+            };
+            let (span, outcome) = match layout.only_group(&self.keys) {
+                Some(group) => {
+                    let (span, deadline) = begin(group);
+                    let guard = match self.spec(group, &self.keys, u64::MAX, &span) {
+                        Ok((spec, slots)) => {
+                            let spec = Arc::new(spec);
+                            self.acquire(group, spec, slots, deadline, &span).await
+                        }
+                        Err(error) => Err(error),
+                    };
+                    (span, guard)
+                }
+                None => {
+                    let stages = layout.by_group(&self.keys);
+                    let (span, deadline) = begin(stages[0].group);
+                    let guard = Box::pin(self.lock_in_all(&stages, deadline, &span)).await;
+                    (span, guard)
+                }
+            };
+            match &outcome {
+                Ok(guard) => {
+                    guard.set_delivered();
+                    span.finish("lock acquired", "granted", guard.fencing_token());
+                }
+                Err(error) => span.finish("lock refused", error.outcome(), None),
             }
-            None => {
-                let stages = layout.by_group(&self.keys);
-                let (span, deadline) = begin(stages[0].group);
-                let guard = Box::pin(self.lock_in_all(&stages, deadline, &span)).await;
-                (span, guard)
-            }
-        };
-        match &outcome {
-            Ok(guard) => {
-                guard.set_delivered();
-                span.finish("lock acquired", "granted", guard.fencing_token());
-            }
-            Err(error) => span.finish("lock refused", error.outcome(), None),
+            outcome
         }
-        outcome
     }
 
     fn access(&self) -> Access {

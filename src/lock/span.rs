@@ -99,8 +99,7 @@ impl LockSpan {
         };
         let wait_ms = millis(waited.unwrap_or_default());
         let token = token.map(field::display);
-        // Before the span has these fields, so that a line of text does not show them twice.
-        self.span.in_scope(|| {
+        let event = || {
             debug!(
                 resource = labels.resource,
                 group = labels.group.as_deref(),
@@ -109,11 +108,18 @@ impl LockSpan {
                 wait_ms,
                 "{message}"
             );
-        });
-        self.span.record("outcome", outcome);
-        self.span.record("wait_ms", wait_ms);
-        if let Some(token) = token {
-            self.span.record("fencing_token", token);
+        };
+        // A span that is disabled still costs what enters it.
+        if self.span.is_disabled() {
+            event();
+        } else {
+            // Before the span has these fields, so that a line of text does not show them twice.
+            self.span.in_scope(event);
+            self.span.record("outcome", outcome);
+            self.span.record("wait_ms", wait_ms);
+            if let Some(token) = token {
+                self.span.record("fencing_token", token);
+            }
         }
         telemetry::acquired(&labels, outcome, self.began, waited);
     }

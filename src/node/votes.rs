@@ -97,8 +97,8 @@ impl VoteReceiver {
     /// Makes a channel for the nodes with these names.
     pub(crate) fn new(names: &Arc<[Arc<str>]>) -> Self {
         let queue = Queue {
-            // Two phases fit: the votes of a minority may arrive when those of the next phase do.
-            votes: VecDeque::with_capacity(2 * names.len()),
+            // One phase fits. The votes of a minority rarely arrive when those of the next phase do.
+            votes: VecDeque::with_capacity(names.len()),
             ..Queue::default()
         };
         Self {
