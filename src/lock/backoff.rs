@@ -193,12 +193,11 @@ impl Backoff {
                 permit.end_run();
                 wait.occupy()?;
                 let delay = self.delay(spec, permit, retry_after);
-                delay.min(wait.deadline - now)
+                let delay = delay.min(wait.deadline - now);
+                permit.set_refused(now + delay, retry_after);
+                delay
             }
         };
-        if !is_split {
-            permit.set_refused(now + delay, retry_after);
-        }
         if is_shared && now < wait.deadline {
             // Until shortly after the next attempt. Should this process end, readers wait for no longer.
             let patience = delay + spec.cluster.settings.node_timeout;

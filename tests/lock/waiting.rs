@@ -283,3 +283,26 @@ async fn attempt_that_is_dropped_wakes_the_waiters_of_other_processes() {
     let granted = timeout(secs(1), waiting).await.expect("it is woken");
     assert!(granted.unwrap().is_ok());
 }
+
+/// Another process holds a majority, and the attempts get a node that has forgotten it: each of them is a split vote, but
+/// no more is to be expected of the next ones.
+#[tokio::test(start_paused = true)]
+async fn a_caller_behind_one_that_waits_for_long_after_split_votes_is_refused_at_once() {
+    let nodes = ScriptedNodes::new(3);
+    let (here, there) = (
+        builder(&nodes).build().unwrap(),
+        builder(&nodes).build().unwrap(),
+    );
+    let _held = there.lock("k").await.unwrap();
+    // The first to answer.
+    nodes.wipe(0);
+    let _waiting = tokio::spawn(here.lock("k").wait(secs(5)).into_future());
+    sleep(ms(200)).await;
+    let began = Instant::now();
+    let refused = here.try_lock("k").await;
+    assert!(
+        matches!(refused, Err(LockError::Contended { .. })),
+        "{refused:?}"
+    );
+    assert!(began.elapsed() < ms(5), "{:?}", began.elapsed());
+}
