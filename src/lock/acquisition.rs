@@ -38,7 +38,7 @@ use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
 use crate::lock::spec::LockSpec;
 use crate::lock::state::LockState;
-use crate::lock::time::after;
+use crate::lock::time::{NEVER, after};
 use crate::node::{random_u64, sha256};
 use crate::protocol::lease::Access;
 use crate::protocol::{FencingToken, KeyNames, LockKeys, Namespace};
@@ -149,7 +149,7 @@ impl LockRequest {
             };
             let delay = settings.retry.delay(tries, retry_after, random_u64());
             tries += 1;
-            let next = Instant::now() + delay;
+            let next = after(Instant::now(), delay);
             if next >= deadline {
                 return Err(refused);
             }
@@ -277,7 +277,7 @@ impl LockRequest {
         spec.is_fenced &= access != Access::Shared;
         spec.lease.access = access;
         spec.lease.max_hold = options.max_hold.or(settings.max_hold);
-        spec.lease.hold_at_least = options.hold_at_least;
+        spec.lease.hold_at_least = options.hold_at_least.map(|least| least.min(NEVER));
         Ok((spec, slot_table))
     }
 

@@ -8,9 +8,11 @@ use tokio::time::{Instant, Sleep, sleep_until};
 pub(crate) use crate::protocol::lease::TICK;
 pub(crate) use crate::protocol::validity::whole_millis;
 
-/// Adds a duration to an instant; cuts it to 30 years, so that the sum cannot overflow.
+/// The longest time that is counted, 30 years: no sum with an instant overflows.
+pub(crate) const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
+/// Adds a duration to an instant; cuts it to [`NEVER`].
 pub(crate) fn after(instant: Instant, duration: Duration) -> Instant {
-    const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     instant + duration.min(NEVER)
 }
 

@@ -1,8 +1,10 @@
 //! Locks whose key stays taken after an early release, with embedded nodes on a paused clock.
 
 use std::future::IntoFuture;
+use std::time::Duration;
 
 use support::{ms, secs};
+use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, LostReason, Redlock, ReleaseError};
@@ -14,7 +16,7 @@ fn processes(nodes: &ScriptedNodes) -> [Redlock; 2] {
 }
 
 /// Returns for how long the key is taken from now on.
-async fn taken_for(redlock: &Redlock) -> std::time::Duration {
+async fn taken_for(redlock: &Redlock) -> Duration {
     let began = Instant::now();
     while redlock.try_lock("k").await.is_err() {
         sleep(ms(10)).await;
@@ -195,4 +197,34 @@ async fn a_lock_whose_ttl_is_over_when_it_is_released_is_lost() {
     let lost = Err(ReleaseError::Lost(LostReason::Expired));
     assert_eq!(released, lost);
     assert!(redlock.try_lock("k").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_may_stay_taken_for_ever() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = processes(&nodes);
+    let guard = one
+        .try_lock("k")
+        .hold_at_least(Duration::MAX)
+        .await
+        .unwrap();
+    guard.release().await.unwrap();
+    sleep(secs(1_000_000)).await;
+    assert!(other.try_lock("k").await.is_err());
+}
+
+/// The task ends with its runtime, and has not run since the grant.
+#[test]
+fn a_key_stays_taken_although_the_runtime_of_its_task_ends() {
+    let redlock = Redlock::in_memory(3);
+    let runtime = || Builder::new_current_thread().enable_time().build().unwrap();
+    runtime().block_on(async {
+        let lock = redlock.try_lock("k").hold_at_least(secs(60));
+        drop(lock.await.unwrap());
+    });
+    let refused = runtime().block_on(redlock.try_lock("k").into_future());
+    assert!(
+        matches!(refused, Err(LockError::Contended { .. })),
+        "{refused:?}"
+    );
 }
