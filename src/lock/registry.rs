@@ -261,6 +261,14 @@ impl Ticket {
         let mut leases = self.registry.leases.lock();
         leases.running.insert(self.id, Some(keys.clone()));
     }
+
+    /// Notes that a majority has released them, although the task goes on.
+    pub(crate) fn set_released(&self) {
+        let mut leases = self.registry.leases.lock();
+        if leases.running.insert(self.id, None).flatten().is_some() {
+            leases.released += 1;
+        }
+    }
 }
 
 impl Drop for Ticket {

@@ -82,17 +82,11 @@ impl LockSpan {
         token: Option<FencingToken>,
     ) {
         self.is_finished = true;
-        let waited = self.waits_since.get().map(Instant::elapsed);
-        self.report(message, outcome, token, waited);
+        self.report(message, outcome, token);
     }
 
-    fn report(
-        &self,
-        message: &str,
-        outcome: &'static str,
-        token: Option<FencingToken>,
-        waited: Option<Duration>,
-    ) {
+    fn report(&self, message: &str, outcome: &'static str, token: Option<FencingToken>) {
+        let waited = self.waits_since.get().map(Instant::elapsed);
         let labels = LockLabels {
             resource: self.resource,
             group: self.group.lock().clone(),
@@ -128,23 +122,25 @@ impl LockSpan {
 impl Drop for LockSpan {
     fn drop(&mut self) {
         if !self.is_finished {
-            self.report("lock abandoned", "abandoned", None, None);
+            self.report("lock abandoned", "abandoned", None);
         }
     }
 }
 
-/// Counts a lock as held while this value lives, and reports the time to the current span.
+/// Counts a lock as held while this value lives, and reports the time to its span.
 #[derive(Debug)]
 pub(crate) struct HeldSpan {
+    span: Span,
     labels: LockLabels,
     since: Instant,
     _counted: Counted,
 }
 
 impl HeldSpan {
-    pub(crate) fn new(labels: LockLabels) -> Self {
+    pub(crate) fn new(span: &Span, labels: &LockLabels) -> Self {
         Self {
-            labels,
+            span: span.clone(),
+            labels: labels.clone(),
             since: Instant::now(),
             _counted: Counted::held(),
         }
@@ -153,9 +149,8 @@ impl HeldSpan {
 
 impl Drop for HeldSpan {
     fn drop(&mut self) {
-        let span = Span::current();
-        if !span.is_disabled() {
-            span.record("hold_ms", millis(self.since.elapsed()));
+        if !self.span.is_disabled() {
+            self.span.record("hold_ms", millis(self.since.elapsed()));
         }
         telemetry::held(&self.labels, self.since);
     }

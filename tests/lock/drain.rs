@@ -237,3 +237,16 @@ async fn drain_reports_an_unconfirmed_release_for_two_ttl() {
     sleep(secs(2)).await;
     assert!(redlock.drain(secs(1)).await.is_clean());
 }
+
+/// Although the task of the lock still waits for a slow node.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_a_majority_has_released_is_not_held() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let guard = redlock.lock("k").await.unwrap();
+    nodes.set_for(0, OpKind::Release, Gate::Slow(ms(20)));
+    guard.release().await.unwrap();
+    let drained = redlock.drain(ms(0)).await;
+    assert_eq!(drained.held, [], "{drained:?}");
+    assert!(drained.is_clean(), "{drained:?}");
+}

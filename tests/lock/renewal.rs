@@ -1,6 +1,10 @@
 //! Renewal, `max_hold` and `lost`, on a paused clock.
 
+use std::sync::mpsc;
+use std::thread;
+
 use support::{ms, secs};
+use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExtendError, LockError, LostReason, Redlock, ReleaseError, Released};
@@ -231,4 +235,24 @@ async fn a_lost_lock_does_not_keep_other_callers_of_the_process_out() {
     let released = guard.release().await;
     assert_eq!(released, Err(ReleaseError::Lost(LostReason::Expired)));
     assert_eq!(nodes.locks(), [1, 1, 1]);
+}
+
+/// A task that is busy for nothing keeps the paused clock where it is, so that the test never ends.
+#[test]
+fn a_lock_that_is_lost_after_hours_leaves_its_task_at_rest() {
+    let (ended, test) = mpsc::channel();
+    thread::spawn(move || {
+        let mut runtime = Builder::new_current_thread();
+        let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let nodes = ScriptedNodes::new(3);
+            let guard = builder(&nodes).build().unwrap().lock("k").await.unwrap();
+            sleep(secs(7_200)).await;
+            (0..2).for_each(|node| nodes.wipe(node));
+            assert_eq!(guard.lost().await, LostReason::Gone);
+            sleep(secs(1)).await;
+        });
+        ended.send(()).unwrap();
+    });
+    test.recv_timeout(secs(60)).unwrap();
 }

@@ -130,7 +130,7 @@ fn metrics_count_each_acquisition_once_by_outcome_and_label() {
         ("redlock_acquire_total{unnamed,invalid}", 1),
         ("redlock_acquire_total{k,closed}", 1),
         ("redlock_acquire_seconds{job,granted}", 2),
-        ("redlock_wait_seconds{job}", 2),
+        ("redlock_wait_seconds{job}", 3),
         ("redlock_hold_seconds{job}", 2),
         ("redlock_held{}", 0),
         ("redlock_waiters{}", 0),
@@ -164,6 +164,20 @@ fn gauges_count_held_locks_and_waiters() {
             sleep(Duration::from_millis(10)).await;
             let seen = numbers(&snapshotter);
             assert_eq!((seen["redlock_held{}"], seen["redlock_waiters{}"]), (0, 0));
+        });
+    });
+}
+
+/// Although the task that holds it has not run since.
+#[test]
+fn a_lock_counts_as_held_from_its_grant_on() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        paused_runtime().block_on(async {
+            let redlock = redlock(&ScriptedNodes::new(3));
+            let _guard = redlock.lock("k").await.unwrap();
+            assert_eq!(numbers(&snapshotter)["redlock_held{}"], 1);
         });
     });
 }
@@ -533,7 +547,7 @@ fn each_granted_or_refused_lock_is_one_debug_event() {
     let expected = [
         ["lock acquired", "\"event\"", "\"granted\"", &token, "0"],
         ["lock refused", "\"event\"", "\"contended\"", "", "300"],
-        ["lock abandoned", "\"event\"", "\"abandoned\"", "", "0"],
+        ["lock abandoned", "\"event\"", "\"abandoned\"", "", "300"],
         ["lock acquired", "\"once\"", "\"granted\"", &once, "0"],
         ["outcome replayed", "\"once\"", "\"replayed\"", "", "0"],
         ["lock refused", "\"other\"", "\"unavailable\"", "", "0"],

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
-use tracing::Span;
 
 use crate::lock::backoff::AcquireError;
 use crate::lock::cluster::Cluster;
@@ -105,24 +104,24 @@ impl Driver {
         Self::new(&Arc::new(spec), Instant::now(), &self.places)
     }
 
-    /// Waits for the decision of the nodes. Returns the guard of a granted lock.
+    /// Waits for the decision of the nodes. Returns the guard of a granted lock, and the number of nodes that granted it by
+    /// then.
     pub(super) async fn attempt(
         &mut self,
         abandoned: impl Future<Output = ()> + Send,
-    ) -> Result<LockGuard, AcquireError> {
+    ) -> Result<(LockGuard, usize), AcquireError> {
         match self.next_event(pin!(abandoned)).await {
             Some(Event::Granted {
                 number,
                 acknowledged,
                 valid_until,
             }) => {
-                Span::current().record("quorum.granted", acknowledged);
                 let is_fenced = self.state.spec.is_fenced;
                 let token = is_fenced.then(|| FencingToken::try_from(number));
                 // Cannot fail: the nodes never exceed the largest token.
                 let token = token.transpose().unwrap_or_default();
                 self.state.grant(token, self.instant(valid_until));
-                Ok(LockGuard::new(&self.state))
+                Ok((LockGuard::new(&self.state), acknowledged))
             }
             Some(Event::Refused(refusal)) => Err(self.refused(refusal)),
             Some(Event::Decided(decided)) => Err(AcquireError::Decided(decided)),
@@ -200,9 +199,7 @@ impl Driver {
             let awaited = self.lease.awaited();
             // The nodes that may decide wake the task once, with the last answer that is needed, and not with each. What
             // arrives later is taken with the next event.
-            // Without a time, the lease waits for its holders only.
-            let due = self.lease.poll_timeout();
-            let due = self.instant(due.unwrap_or(Duration::from_secs(60 * 60)));
+            let due = self.lease.poll_timeout().map(|due| self.instant(due));
             // In this order: what the holders and the nodes did in time counts before the time does.
             let vote = tokio::select! {
                 biased;
@@ -214,7 +211,8 @@ impl Driver {
                 }
                 vote = self.votes.recv(awaited.unwrap_or_default()), if awaited.is_some() => Some(vote),
                 // Those that are there, although too few, have arrived in time.
-                () = reached(&mut self.timer, due) => self.votes.try_recv(),
+                // Without a time, the lease waits for its holders only.
+                () = reached(&mut self.timer, due.unwrap_or(self.origin)), if due.is_some() => self.votes.try_recv(),
             };
             let now = self.origin.elapsed();
             match vote {
@@ -363,6 +361,7 @@ impl Driver {
 
     /// Releases what no caller gets any more. May be called in a `Drop`.
     pub(super) fn abandon(&mut self) {
+        self.tell();
         // There is no task that would pass it on.
         while self.lease.poll_event().is_some() {}
         let (now, effect) = (self.origin.elapsed(), self.state.effect());

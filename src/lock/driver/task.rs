@@ -53,6 +53,8 @@ pub(crate) struct LockTask {
     permit: Permit,
     /// Taken by the drop.
     ticket: Option<Ticket>,
+    /// From the grant on, until the last share is gone.
+    held: Option<HeldSpan>,
     /// The task that requested the lock, which is not the one that owns it from the grant on.
     requester: Option<task::Id>,
     wait: Wait,
@@ -87,6 +89,7 @@ impl LockTask {
             slot_table: slot_table.map(Box::new),
             permit,
             ticket: Some(ticket),
+            held: None,
             requester: task::try_id(),
             wait,
             backoff: None,
@@ -163,14 +166,20 @@ impl LockTask {
         let Some(driver) = &mut self.driver else {
             return;
         };
-        let held = HeldSpan::new(self.spec.labels.clone());
         driver.hold(&mut self.permit).await;
-        drop(held);
+        self.held = None;
         // Given to the release, which decides when the next caller may ask: not before its requests are sent.
         let permit = take(&mut self.permit);
         match driver.lease.is_holding() {
             true => driver.release(permit).await,
             false => Box::pin(driver.finish(permit)).await,
+        }
+        let majority = self.spec.cluster.quorum.majority();
+        if !driver.lease.is_settled()
+            && driver.lease.release_round().1.released() >= majority
+            && let Some(ticket) = &self.ticket
+        {
+            ticket.set_released();
         }
         driver.settle().await;
     }
@@ -210,9 +219,12 @@ impl LockTask {
                 Backoff::queue_again(spec, permit, &self.wait, gone).await?;
             }
             self.take_any_slot();
-            let mut moves = 0;
+            let (mut moves, first_began) = (0, Instant::now());
             let (refusal, began) = loop {
-                let began = Instant::now();
+                let began = match moves {
+                    0 => first_began,
+                    _ => Instant::now(),
+                };
                 let refusal = match self.attempt(began, caller.as_deref_mut()).await {
                     Ok(guard) => return Ok(Some(guard)),
                     Err(refusal) => refusal,
@@ -231,7 +243,7 @@ impl LockTask {
             self.permit.give_number_back();
             let backoff = self
                 .backoff
-                .get_or_insert_with(|| Box::new(Backoff::new(began)));
+                .get_or_insert_with(|| Box::new(Backoff::new(first_began)));
             let (spec, permit) = (&self.spec, &self.permit);
             let delay = backoff.back_off(spec, permit, &mut self.wait, began, refusal)?;
             self.pause = Some(delay);
@@ -257,8 +269,8 @@ impl LockTask {
         // Kept in the task, whose drop releases it.
         let attempt = self.driver.insert(driver).attempt(abandoned).await;
         let error = match attempt {
-            Ok(guard) => {
-                self.begin_holding();
+            Ok((guard, granted)) => {
+                self.begin_holding(granted);
                 return Ok(guard);
             }
             Err(error) => error,
@@ -284,8 +296,12 @@ impl LockTask {
         })
     }
 
-    /// Shows a granted lock to the other callers of this process, and to those that shut it down.
-    fn begin_holding(&mut self) {
+    /// Shows a lock that so many nodes have granted to the other callers of this process, and to those that shut it down.
+    fn begin_holding(&mut self, granted: usize) {
+        if !self.span.is_disabled() {
+            self.span.record("quorum.granted", granted);
+        }
+        self.held = Some(HeldSpan::new(&self.span, &self.spec.labels));
         if let Some(driver) = &self.driver {
             self.permit.set_holder(&driver.state, self.requester);
         }
