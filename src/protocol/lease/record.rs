@@ -35,7 +35,7 @@
 use std::time::Duration;
 
 use crate::protocol::lease::io::{ACQUIRE, Event};
-use crate::protocol::lease::life::{Lease, LifeStage, TICK};
+use crate::protocol::lease::life::{Lease, LifeStage, Pending, TICK};
 use crate::protocol::lease::recording::{Finish, FinishStep};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{Decided, LookRound, LookStep, OnceStep, RecordRound, RecordStep};
@@ -128,14 +128,17 @@ impl Lease {
     pub(super) fn on_begin(&mut self, now: Duration) {
         let node_timeout = self.spec.node_timeout;
         if let LifeStage::Holding(holding) = &mut self.stage
-            && let Some(pending) = &mut holding.pending
-            && let Some(step) = pending.step.take()
+            && let Some(pending) = holding.pending.take_if(|pending| pending.step.is_some())
         {
-            let mut acquiring = pending.acquiring.clone();
+            let Pending {
+                mut acquiring,
+                step,
+                ..
+            } = *pending;
             // The time between the grant and the beginning does not count.
             acquiring.deadline = now + node_timeout;
             self.stage = LifeStage::Acquiring(acquiring);
-            return self.on_step(step, now);
+            return self.on_step(step.unwrap_or(OnceStep::WAIT), now);
         }
         self.check_validity(now);
         let LifeStage::Holding(holding) = &mut self.stage else {
