@@ -1,4 +1,4 @@
-//! Acquiring a lock for a caller: in one group of nodes, or in several one after the other.
+//! Requests for locks, and the acquisition: in one group of nodes, or in several one after the other.
 //!
 //! # Several groups
 //!
@@ -19,29 +19,147 @@
 //! higher there, the earlier ones are raised. So every group of a key remembers a fence that is not lower than the tokens of
 //! all holders, whichever groups the next holder asks.
 
+use std::fmt;
 use std::future::{Future, IntoFuture, pending};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::backoff::AcquireError;
 use crate::lock::driver::LockTask;
-use crate::lock::error::LockError;
+use crate::lock::error::{LockError, Lost};
 use crate::lock::guard::LockGuard;
-use crate::lock::layout::{Group, GroupKeys};
-use crate::lock::lost::Lost;
-use crate::lock::queue::Wait;
+use crate::lock::layout::{Core, Group, GroupKeys};
+use crate::lock::options::{LockOptions, kind_setters, option_setters};
+use crate::lock::queue::{Wait, WaiterCap};
 use crate::lock::registry::DrainStage;
-use crate::lock::request::{LockFuture, LockRequest};
 use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
-use crate::lock::spec::LockSpec;
-use crate::lock::state::LockState;
-use crate::lock::time::{NEVER, after};
-use crate::node::{random_u64, sha256};
+use crate::lock::state::{LockSpec, LockState};
+use crate::node::{NEVER, after, random_u64, sha256};
 use crate::protocol::lease::Access;
-use crate::protocol::{FencingToken, KeyNames, LockKeys, Namespace};
+use crate::protocol::{FencingToken, KeyNames, LockKeys};
+
+option_setters!(
+    LockRequest,
+    ttl: "Default: the builder's ttl.",
+    wait: "Default: the builder's for [`lock`](crate::Redlock::lock), zero for \
+[`try_lock`](crate::Redlock::try_lock).\n\nThe wait is for other holders only: an attempt waits for its nodes up to \
+the node timeout.",
+    max_hold: "Default: the builder's."
+);
+
+kind_setters!(LockRequest);
+
+/// Request for a lock; await it to acquire the [`LockGuard`].
+///
+/// Awaiting it panics outside of a tokio runtime with a timer; see [`LockFuture`].
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_redlock::Redlock;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_redlock::LockError> {
+/// let redlock = Redlock::in_memory(3);
+/// let guard = redlock
+///     .lock(("account", "7"))
+///     .ttl(Duration::from_secs(5))
+///     .wait(Duration::from_secs(1))
+///     .await?;
+/// # drop(guard);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Macros and functions that take futures, such as `tokio::join!`, need
+/// [`into_future`](std::future::IntoFuture::into_future):
+///
+/// ```
+/// use std::future::IntoFuture;
+/// use tower_redlock::Redlock;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_redlock::LockError> {
+/// let redlock = Redlock::in_memory(3);
+/// let (from, to) = tokio::try_join!(
+///     redlock.lock("from").into_future(),
+///     redlock.lock("to").into_future(),
+/// )?;
+/// # drop((from, to));
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the lock is not requested until the request is awaited"]
+pub struct LockRequest {
+    pub(super) core: Arc<Core>,
+    pub(super) keys: LockKeys,
+    pub(super) options: LockOptions,
+    /// A cap on waiting calls, in addition to that of the lock service.
+    pub(super) cap: Option<Arc<WaiterCap>>,
+    /// Whether the call may wait beside those that the caps count.
+    pub(super) is_uncapped: bool,
+}
+
+impl LockRequest {
+    fn options_mut(&mut self) -> &mut LockOptions {
+        &mut self.options
+    }
+}
+
+/// Not derived, because that would show the whole service, with the keys of other callers.
+impl fmt::Debug for LockRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockRequest")
+            .field("keys", &self.keys)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Future of a [`LockRequest`].
+///
+/// # Errors
+///
+/// Resolves to a [`LockError`] if another caller holds the lock, too few nodes could be reached, or the request
+/// itself is invalid.
+///
+/// # Panics
+///
+/// Panics if it is polled outside of a tokio runtime with a timer (`enable_time`).
+///
+/// # Cancel safety
+///
+/// May be dropped at any point: its place in the queue is given up, and keys that the nodes have granted or will
+/// grant are released in the background. A future that is neither polled nor dropped keeps its place, as with any
+/// fair lock; a lock that was granted to it meanwhile is held until it is dropped, or `max_hold` is over.
+#[must_use = "futures do nothing unless awaited"]
+pub struct LockFuture(Pin<Box<dyn Future<Output = Result<LockGuard, LockError>> + Send>>);
+
+impl LockFuture {
+    pub(crate) fn new(
+        future: impl Future<Output = Result<LockGuard, LockError>> + Send + 'static,
+    ) -> Self {
+        Self(Box::pin(future))
+    }
+}
+
+impl Future for LockFuture {
+    type Output = Result<LockGuard, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(context)
+    }
+}
+
+impl fmt::Debug for LockFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockFuture").finish_non_exhaustive()
+    }
+}
 
 /// Error of a stage.
 enum StageError {
@@ -79,30 +197,22 @@ impl LockRequest {
     pub(crate) fn lock(self) -> impl Future<Output = Result<LockGuard, LockError>> + Send {
         async move {
             let layout = &self.core.layout;
-            let begin = |group: &Group| {
-                let span = LockSpan::new(self.options.label, &group.cluster, &self.keys);
-                let wait = self.options.wait.unwrap_or(self.core.settings.wait);
-                let deadline = after(span.began, wait);
-                (span, deadline)
+            let only_group = layout.only_group(&self.keys);
+            let stages = match only_group {
+                Some(_) => Vec::new(),
+                None => layout.by_group(&self.keys),
             };
-            let (span, outcome) = match layout.only_group(&self.keys) {
+            let first = only_group.unwrap_or_else(|| stages[0].group);
+            let span = LockSpan::new(self.options.label, &first.cluster, &self.keys);
+            let wait = self.options.wait.unwrap_or(self.core.settings.wait);
+            let deadline = after(span.began, wait);
+            let outcome = match only_group {
                 Some(group) => {
-                    let (span, deadline) = begin(group);
-                    let guard = match self.spec(group, &self.keys, u64::MAX, &span) {
-                        Ok((spec, slots)) => {
-                            let spec = Arc::new(spec);
-                            self.acquire(group, spec, slots, deadline, &span).await
-                        }
-                        Err(error) => Err(error),
-                    };
-                    (span, guard)
+                    let is_alone = |_: &mut LockSpec| ();
+                    self.acquire(group, &self.keys, u64::MAX, is_alone, deadline, &span)
+                        .await
                 }
-                None => {
-                    let stages = layout.by_group(&self.keys);
-                    let (span, deadline) = begin(stages[0].group);
-                    let guard = Box::pin(self.lock_in_all(&stages, deadline, &span)).await;
-                    (span, guard)
-                }
+                None => Box::pin(self.lock_in_all(&stages, deadline, &span)).await,
             };
             match &outcome {
                 Ok(guard) => {
@@ -190,11 +300,10 @@ impl LockRequest {
             // Any slot may be released first.
             let may_wait = stage.comes_after(&stages[..number]) && slots == self.all_slots();
             let until = if may_wait { deadline } else { span.began };
-            let (mut spec, slot_table) = self.spec(group, keys, slots, span)?;
-            spec.join(token);
+            let join = |spec: &mut LockSpec| spec.join(token);
             let locked = tokio::select! {
                 biased;
-                locked = self.acquire(group, Arc::new(spec), slot_table, until, span) => locked,
+                locked = self.acquire(group, keys, slots, join, until, span) => locked,
                 () = lost(&guards) => {
                     give_up(guards).await;
                     let retry_after = None;
@@ -258,18 +367,51 @@ impl LockRequest {
         Wait::new(deadline, caps, &span.waits_since)
     }
 
-    /// Returns what to ask the nodes of a group for. Of several slots, the lock takes one of these.
+    /// Acquires keys of one group. Waits until the deadline while other callers hold them. Of several slots, takes one of
+    /// these. In one of several groups, it joins the leases before.
+    async fn acquire(
+        &self,
+        group: &Group,
+        keys: &LockKeys,
+        slots: u64,
+        join: impl FnOnce(&mut LockSpec),
+        deadline: Instant,
+        span: &LockSpan,
+    ) -> Result<LockGuard, LockError> {
+        let (spec, slot_table) = self.spec(group, keys, slots, join, span)?;
+        let mut wait = self.wait_until(deadline, span);
+        let refuse = |_: &LockState| None::<LockError>;
+        let permit = group.admit(&spec, &mut wait, refuse).await?;
+        let task = LockTask::new(spec, slot_table, permit, wait, &span.span)?;
+        task.acquire().await.map_err(AcquireError::into_lock_error)
+    }
+
+    /// Returns what to ask the nodes of a group for. Shared from the beginning, because a caller that waits keeps it for
+    /// long.
     fn spec(
         &self,
         group: &Group,
         keys: &LockKeys,
         slots: u64,
+        join: impl FnOnce(&mut LockSpec),
         span: &LockSpan,
-    ) -> Result<(LockSpec, Option<SlotTable>), LockError> {
+    ) -> Result<(Arc<LockSpec>, Option<SlotTable>), LockError> {
         let Self { core, options, .. } = self;
         let (settings, access) = (&core.settings, self.access());
-        let labels = span.in_group(group.label.clone());
-        let (names, slot_table) = names(&settings.namespace, keys, access, slots)?;
+        let (namespace, labels) = (&settings.namespace, span.in_group(group.label.clone()));
+        let (names, slot_table): (Arc<[KeyNames]>, _) = match access {
+            Access::Exclusive => (namespace.names(keys, sha256)?.into(), None),
+            Access::Shared => {
+                let names = namespace.names(keys, sha256)?.into_iter();
+                let names = names.map(|name| namespace.with_shared(name));
+                (names.collect(), None)
+            }
+            Access::Slot(count) => {
+                let table = SlotTable::new(namespace, keys, count, slots)?;
+                // The task chooses one of the slots.
+                (table.get(0).1, Some(table))
+            }
+        };
         let ttl = settings.ttl(options.ttl)?;
         let (cluster, registry) = (&group.cluster, &core.registry);
         let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, labels);
@@ -278,47 +420,9 @@ impl LockRequest {
         spec.lease.access = access;
         spec.lease.max_hold = options.max_hold.or(settings.max_hold);
         spec.lease.hold_at_least = options.hold_at_least.map(|least| least.min(NEVER));
-        Ok((spec, slot_table))
+        join(&mut spec);
+        Ok((Arc::new(spec), slot_table))
     }
-
-    /// Acquires keys of one group. Waits until the deadline while other callers hold them.
-    async fn acquire(
-        &self,
-        group: &Group,
-        // Shared from here on, because a caller that waits keeps it for long.
-        spec: Arc<LockSpec>,
-        slot_table: Option<SlotTable>,
-        deadline: Instant,
-        span: &LockSpan,
-    ) -> Result<LockGuard, LockError> {
-        let mut wait = self.wait_until(deadline, span);
-        let refuse = |_: &LockState| None::<LockError>;
-        let permit = group.admit(&spec, &mut wait, refuse).await?;
-        let task = LockTask::new(spec, slot_table, permit, wait, &span.span)?;
-        task.acquire().await.map_err(AcquireError::into_lock_error)
-    }
-}
-
-/// Returns the names of keys on the nodes. Of several slots, those of the first, and the table with those that are wanted.
-fn names(
-    namespace: &Namespace,
-    keys: &LockKeys,
-    access: Access,
-    slots: u64,
-) -> Result<(Arc<[KeyNames]>, Option<SlotTable>), LockError> {
-    Ok(match access {
-        Access::Exclusive => (namespace.names(keys, sha256)?.into(), None),
-        Access::Shared => {
-            let names = namespace.names(keys, sha256)?.into_iter();
-            let names = names.map(|name| namespace.with_shared(name));
-            (names.collect(), None)
-        }
-        Access::Slot(count) => {
-            let table = SlotTable::new(namespace, keys, count, slots)?;
-            // The task chooses one of the slots.
-            (table.get(0).1, Some(table))
-        }
-    })
 }
 
 /// Waits until one of the leases is lost.

@@ -16,20 +16,21 @@
 //! It therefore lets remote waiters go first when it is their turn.
 
 use std::future::{Future, poll_fn};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::lock::announcement::Announcement;
+use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::queue::{Permit, Wait, Watching};
 use crate::lock::registry::DrainStage;
-use crate::lock::spec::LockSpec;
-use crate::lock::time::TICK;
-use crate::node::random_u64;
-use crate::protocol::lease::{Access, Decided};
-use crate::protocol::{OnRelease, Retry};
+use crate::lock::state::LockSpec;
+use crate::node::{Job, Packet, Request, VoteReceiver, random_u64, unguessable};
+use crate::protocol::lease::{Access, Decided, TICK};
+use crate::protocol::message::{Command, Op, SharedOp};
+use crate::protocol::{KeyNames, OnRelease, OwnerToken, Retry};
 
 /// The longest run of local callers that acquire a key in a row while releases are not published, in multiples of
 /// the longest delay between attempts.
@@ -39,6 +40,8 @@ const RUN: u32 = 10;
 pub(crate) struct Backoff {
     /// When the first wait or attempt began.
     began: Instant,
+    /// How long to wait before the next attempt.
+    delay: Duration,
     /// How long the last attempt took.
     round_trip: Duration,
     /// The number of split votes in a row, and the end of the time in which the next attempt follows soon.
@@ -106,6 +109,7 @@ impl Backoff {
     pub(crate) fn new(began: Instant) -> Self {
         Self {
             began,
+            delay: Duration::ZERO,
             round_trip: TICK,
             splits: None,
             polls: 0,
@@ -115,13 +119,9 @@ impl Backoff {
         }
     }
 
-    /// Lets other processes try first if it is their turn: returns the back-off of a caller that does, and how long to
-    /// wait before its first attempt.
-    pub(crate) fn for_remote(
-        spec: &LockSpec,
-        permit: &Permit,
-        wait: &Wait,
-    ) -> Option<(Self, Duration)> {
+    /// Lets other processes try first if it is their turn: returns the back-off of a caller that does, which waits before its
+    /// first attempt.
+    pub(crate) fn for_remote(spec: &LockSpec, permit: &Permit, wait: &Wait) -> Option<Self> {
         let settings = &spec.cluster.settings;
         let waiters = match settings.wake_ups {
             true => Some(permit.notified()?),
@@ -148,10 +148,11 @@ impl Backoff {
                 settings.retry.delay(u32::MAX, None, random_u64())
             }
         };
-        Some((backoff, delay.min(left)))
+        backoff.delay = delay.min(left);
+        Some(backoff)
     }
 
-    /// Returns how long to wait after a refused attempt, which began at this time.
+    /// Decides how long to wait after a refused attempt, which began at this time.
     ///
     /// # Errors
     ///
@@ -163,7 +164,7 @@ impl Backoff {
         wait: &mut Wait,
         attempt_began: Instant,
         refusal: AcquireError,
-    ) -> Result<Duration, AcquireError> {
+    ) -> Result<(), AcquireError> {
         let AcquireError::Contended {
             retry_after,
             is_split,
@@ -192,7 +193,7 @@ impl Backoff {
             None => {
                 permit.end_run();
                 wait.occupy()?;
-                let delay = self.delay(spec, permit, retry_after);
+                let delay = self.poll_delay(spec, permit, retry_after);
                 let delay = delay.min(wait.deadline - now);
                 permit.set_refused(now + delay, retry_after);
                 delay
@@ -206,27 +207,8 @@ impl Backoff {
                 .get_or_insert_with(|| Box::new(new()))
                 .renew(patience.min(spec.lease.ttl));
         }
-        Ok(delay)
-    }
-
-    /// Acquires the permits that a set of keys gave back while it waited, unless the caller is gone before.
-    pub(crate) async fn queue_again(
-        spec: &LockSpec,
-        permit: &Permit,
-        wait: &Wait,
-        gone: impl Future<Output = ()>,
-    ) -> Result<(), AcquireError> {
-        if permit.try_acquire_rest().is_none() {
-            return Ok(());
-        }
-        let retry_after = None;
-        tokio::select! {
-            biased;
-            () = gone => Err(AcquireError::Abandoned),
-            () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
-            () = permit.acquire_rest() => Ok(()),
-            () = sleep_until(wait.deadline) => Err(LockError::Contended { retry_after }.into()),
-        }
+        self.delay = delay;
+        Ok(())
     }
 
     /// Returns how long to wait after a split vote, if the next attempt is to follow soon.
@@ -254,7 +236,7 @@ impl Backoff {
     }
 
     /// Returns how long to wait while other callers hold the lock.
-    fn delay(
+    fn poll_delay(
         &mut self,
         spec: &LockSpec,
         permit: &Permit,
@@ -274,24 +256,37 @@ impl Backoff {
         }
     }
 
-    /// Waits for `delay`, or until a release is published and this process may try, unless the caller is gone before.
+    /// Waits until the next attempt is due, or a release is published and this process may try; and for the permits that a
+    /// set of keys gave back meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Returns what ends the wait: the caller is gone, the service is drained, or the deadline is over.
     pub(crate) async fn pause(
         &mut self,
         spec: &LockSpec,
-        delay: Duration,
+        permit: &Permit,
+        deadline: Instant,
         gone: impl Future<Output = ()>,
     ) -> Result<(), AcquireError> {
+        let due = sleep(self.delay.max(TICK));
         let is_for_slot = matches!(spec.lease.access, Access::Slot(_));
+        let waiting = async {
+            tokio::select! {
+                biased;
+                // The release woke other processes too, so the next split vote is a first one.
+                () = self.released(is_for_slot) => self.splits = None,
+                () = due => {}
+            }
+            // A caller that has all of its permits goes on also at the deadline.
+            timeout_at(deadline, permit.acquire_rest()).await
+        };
+        let retry_after = None;
         tokio::select! {
             biased;
             () = gone => Err(AcquireError::Abandoned),
             () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
-            () = self.released(is_for_slot) => {
-                // The release woke other processes too, so the next split vote is a first one.
-                self.splits = None;
-                Ok(())
-            }
-            () = sleep(delay.max(TICK)) => Ok(()),
+            waited = waiting => waited.map_err(|_| LockError::Contended { retry_after }.into()),
         }
     }
 
@@ -342,4 +337,63 @@ async fn first_release(watching: &mut [Watching]) -> usize {
         )
     })
     .await
+}
+
+/// The announcement of one waiting caller, at every node; taken back when it is dropped.
+///
+/// It serves fairness and not safety, so nothing depends on its answers.
+#[derive(Debug)]
+pub(crate) struct Announcement {
+    cluster: Arc<Cluster>,
+    names: Arc<[KeyNames]>,
+    owner: OwnerToken,
+    /// Receives the answers, which are not read. While it is there, the requests are sent.
+    votes: VoteReceiver,
+    /// When it has lapsed on every node for certain.
+    gone_at: Instant,
+}
+
+impl Announcement {
+    /// Creates an announcement that no node knows yet.
+    pub(crate) fn new(cluster: &Arc<Cluster>, names: &[KeyNames]) -> Self {
+        let namespace = &cluster.settings.namespace;
+        let names = names.iter().cloned();
+        Self {
+            cluster: Arc::clone(cluster),
+            names: names.map(|name| namespace.with_shared(name)).collect(),
+            owner: OwnerToken::from_random(unguessable()),
+            votes: VoteReceiver::new(&cluster.names),
+            gone_at: Instant::now(),
+        }
+    }
+
+    /// Keeps new readers out for this long, at every node where readers hold the keys.
+    pub(crate) fn renew(&mut self, patience: Duration) {
+        // Requests of before that are not sent yet are not needed any more, nor are their answers.
+        self.votes.next_phase();
+        while self.votes.try_recv().is_some() {}
+        // Twice, because a request may be on its way for as long.
+        self.gone_at = Instant::now() + 2 * patience;
+        self.send(SharedOp::Announce { patience }, Cluster::submit);
+    }
+
+    fn send(&self, op: SharedOp, submit: fn(&Cluster, usize, Job)) {
+        let command = Command {
+            names: Arc::clone(&self.names),
+            owner: self.owner.clone(),
+            op: Op::Shared(op),
+        };
+        let packet = Packet::new(command, false, None);
+        for node in 0..self.cluster.nodes.len() {
+            let request = Request::Command(Arc::clone(&packet));
+            let job = Job::new(request, self.votes.sender(node), self.gone_at);
+            submit(&self.cluster, node, job);
+        }
+    }
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        self.send(SharedOp::Withdraw, Cluster::submit_in_drop);
+    }
 }

@@ -7,7 +7,9 @@ use tokio::sync::watch;
 
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
-use crate::lock::queue::LocalQueue;
+use crate::lock::queue::{LocalQueue, WaiterCap};
+use crate::lock::registry::Registry;
+use crate::lock::settings::Settings;
 use crate::node::Mutex;
 use crate::protocol::lease::Stored;
 use crate::protocol::{LockKey, LockKeys, Placement};
@@ -171,5 +173,26 @@ impl Placed {
 
     fn group_of<'a>(&self, all: &'a [Arc<Group>], key: &LockKey) -> &'a Arc<Group> {
         &all[self.groups[self.placement.group_of(key)]]
+    }
+}
+
+/// A lock service: the settings, the groups of nodes, and the lease tasks.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) layout: Layout,
+    pub(crate) registry: Arc<Registry>,
+    /// The cap on all calls that wait.
+    pub(crate) cap: Option<Arc<WaiterCap>>,
+}
+
+impl Core {
+    pub(crate) fn new(settings: Arc<Settings>, layout: Layout) -> Arc<Self> {
+        Arc::new(Self {
+            cap: settings.max_waiters.map(WaiterCap::new),
+            settings,
+            layout,
+            registry: Registry::new(),
+        })
     }
 }

@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use crate::lock::core::Core;
+use crate::lock::acquisition::LockRequest;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
+use crate::lock::layout::Core;
 use crate::lock::options::LockOptions;
 use crate::lock::registry::DrainStage;
-use crate::lock::request::LockRequest;
 use crate::lock::span::label_of;
 use crate::node::random_u64;
 use crate::protocol::{FencingToken, LockKeys};
 
-type Work = Box<dyn Fn(LockGuard) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+type Running = Pin<Box<dyn Future<Output = Result<(), LockError>> + Send>>;
 
 /// Future of [`Redlock::lead`](crate::Redlock::lead): campaigns for a key, and does the work while it holds the key.
 ///
@@ -42,15 +42,8 @@ type Work = Box<dyn Fn(LockGuard) -> Pin<Box<dyn Future<Output = ()> + Send>> + 
 pub struct Lead {
     options: LockOptions,
     /// `None` once it runs.
-    campaign: Option<Campaign>,
-    running: Option<Pin<Box<dyn Future<Output = Result<(), LockError>> + Send>>>,
-}
-
-/// One campaign after the other, and the work between them.
-struct Campaign {
-    core: Arc<Core>,
-    keys: LockKeys,
-    work: Work,
+    campaign: Option<Box<dyn FnOnce(LockOptions) -> Running + Send>>,
+    running: Option<Running>,
 }
 
 /// One term as a leader of a resource. Logs its end, also if the future is dropped or the work panics.
@@ -62,13 +55,12 @@ impl Lead {
         F: Fn(LockGuard) -> W + Send + Sync + 'static,
         W: Future<Output = ()> + Send + 'static,
     {
-        let work: Work = Box::new(move |guard| Box::pin(work(guard)));
-        let campaign = Campaign { core, keys, work };
+        let campaign = |options| -> Running { Box::pin(campaign(core, keys, options, work)) };
         Self {
             options: LockOptions::default()
                 .wait(Duration::MAX)
                 .max_hold(Duration::MAX),
-            campaign: Some(campaign),
+            campaign: Some(Box::new(campaign)),
             running: None,
         }
     }
@@ -94,7 +86,7 @@ impl Future for Lead {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let options = self.options;
         if let Some(campaign) = self.campaign.take() {
-            self.running = Some(Box::pin(campaign.run(options)));
+            self.running = Some(campaign(options));
         }
         let Some(running) = &mut self.running else {
             // Polled again after its end.
@@ -122,73 +114,84 @@ impl Drop for Term {
     }
 }
 
-impl Campaign {
-    /// Campaigns and leads by turns, until the service is drained.
-    async fn run(self, options: LockOptions) -> Result<(), LockError> {
-        let (registry, retry) = (&self.core.registry, self.core.settings.retry);
-        let mut failures = 0;
-        loop {
-            let request = LockRequest {
-                core: Arc::clone(&self.core),
-                keys: self.keys.clone(),
-                options,
-                cap: None,
-                // A candidate waits for as long as another process leads, and must not keep other callers from waiting.
-                is_uncapped: true,
-            };
-            match request.await {
-                Ok(guard) => {
-                    failures = 0;
-                    let term = Term(label_of(options.label, &self.keys));
-                    let fencing_token = guard.fencing_token().map(FencingToken::as_u64);
-                    tracing::info!(
-                        resource = term.0,
-                        fencing_token,
-                        "redlock leadership gained"
-                    );
-                    self.lead(guard).await;
-                    drop(term);
-                }
-                Err(LockError::Closed) => return Ok(()),
-                Err(error) if error.is_permanent() => return Err(error),
-                Err(error) => {
-                    tracing::debug!(%error, "redlock campaign failed");
-                    failures += 1;
-                }
+/// Campaigns and leads by turns, until the service is drained.
+async fn campaign<F, W>(
+    core: Arc<Core>,
+    keys: LockKeys,
+    options: LockOptions,
+    work: F,
+) -> Result<(), LockError>
+where
+    F: Fn(LockGuard) -> W,
+    W: Future<Output = ()>,
+{
+    let (registry, retry) = (&core.registry, core.settings.retry);
+    let mut failures = 0;
+    loop {
+        let request = LockRequest {
+            core: Arc::clone(&core),
+            keys: keys.clone(),
+            options,
+            cap: None,
+            // A candidate waits for as long as another process leads, and must not keep other callers from waiting.
+            is_uncapped: true,
+        };
+        match request.await {
+            Ok(guard) => {
+                failures = 0;
+                let term = Term(label_of(options.label, &keys));
+                let fencing_token = guard.fencing_token().map(FencingToken::as_u64);
+                tracing::info!(
+                    resource = term.0,
+                    fencing_token,
+                    "redlock leadership gained"
+                );
+                lead(&core, guard, &work).await;
+                drop(term);
             }
-            // Other processes may lead now.
-            tokio::select! {
-                () = registry.reached(DrainStage::Draining) => return Ok(()),
-                () = sleep(retry.delay(failures, None, random_u64())) => {}
+            Err(LockError::Closed) => return Ok(()),
+            Err(error) if error.is_permanent() => return Err(error),
+            Err(error) => {
+                tracing::debug!(%error, "redlock campaign failed");
+                failures += 1;
             }
         }
+        // Other processes may lead now.
+        tokio::select! {
+            () = registry.reached(DrainStage::Draining) => return Ok(()),
+            () = sleep(retry.delay(failures, None, random_u64())) => {}
+        }
     }
+}
 
-    /// Does the work until it returns, the lock is lost, or the service is drained.
-    async fn lead(&self, guard: LockGuard) {
-        let (lost, handle) = (guard.lost(), guard.handle());
-        // The lock is held until the work ends, also if it drops its guard.
-        let share = handle.upgrade();
-        // The lease reports the loss late if its thread was busy or the process was stopped. Work must not begin, or go
-        // on, even for a moment.
-        if handle.is_valid() {
-            let mut work = pin!((self.work)(guard));
-            let while_valid = poll_fn(|context| {
-                if !handle.is_valid() {
-                    return Poll::Ready(());
-                }
-                work.as_mut().poll(context)
-            });
-            tokio::select! {
-                biased;
-                () = self.core.registry.reached(DrainStage::Draining) => {}
-                _ = lost => {}
-                () = while_valid => {}
+/// Does the work until it returns, the lock is lost, or the service is drained.
+async fn lead<W: Future<Output = ()>>(
+    core: &Core,
+    guard: LockGuard,
+    work: impl Fn(LockGuard) -> W,
+) {
+    let (lost, handle) = (guard.lost(), guard.handle());
+    // The lock is held until the work ends, also if it drops its guard.
+    let share = handle.upgrade();
+    // The lease reports the loss late if its thread was busy or the process was stopped. Work must not begin, or go
+    // on, even for a moment.
+    if handle.is_valid() {
+        let mut work = pin!(work(guard));
+        let while_valid = poll_fn(|context| {
+            if !handle.is_valid() {
+                return Poll::Ready(());
             }
+            work.as_mut().poll(context)
+        });
+        tokio::select! {
+            biased;
+            () = core.registry.reached(DrainStage::Draining) => {}
+            _ = lost => {}
+            () = while_valid => {}
         }
-        drop(share);
-        // A guard that the work has passed on keeps the lock.
-        let node_timeout = self.core.settings.node_timeout;
-        drop(timeout(node_timeout, handle.released()).await);
     }
+    drop(share);
+    // A guard that the work has passed on keeps the lock.
+    let node_timeout = core.settings.node_timeout;
+    drop(timeout(node_timeout, handle.released()).await);
 }

@@ -5,16 +5,16 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lock::core::Core;
+use crate::lock::acquisition::LockRequest;
 use crate::lock::error::BuildError;
 use crate::lock::guard::{LockGuard, LockHandle};
 use crate::lock::health::{self, Health};
+use crate::lock::layout::Core;
 use crate::lock::layout::Layout;
 use crate::lock::lead::Lead;
 use crate::lock::options::LockOptions;
 use crate::lock::queue::WaiterCap;
 use crate::lock::registry::Drained;
-use crate::lock::request::LockRequest;
 use crate::lock::settings::Settings;
 use crate::node::telemetry;
 use crate::protocol::{LockKey, LockKeys};

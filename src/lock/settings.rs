@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::lock::error::{BuildError, LONGEST_TTL, LockError};
-use crate::lock::time::whole_millis;
 #[cfg(feature = "test-util")]
 use crate::lock::traces::Traces;
+use crate::protocol::validity::whole_millis;
 use crate::protocol::{Namespace, Retry, validity};
 
 /// The longest retention of a fence, and the longest restart guard: ten years.

@@ -39,7 +39,7 @@ pub(crate) use job::{Job, Packet, Request};
 pub(crate) use peers::Peers;
 pub(crate) use release_signal::{ReleaseSignal, ReleaseWatch, Subscription};
 pub(crate) use sync::Mutex;
-pub(crate) use system::{next_proposal, random_u64, sha256, unguessable};
+pub(crate) use system::{NEVER, after, next_proposal, random_u64, sha256, unguessable};
 #[cfg(feature = "metrics")]
 pub use telemetry::LATENCY_BUCKETS;
 pub(crate) use traits::Node;

@@ -1,9 +1,11 @@
-//! Randomness, digests and the wall clock, which the protocol floor takes as arguments.
+//! Randomness, digests and the wall clock, which the protocol floor takes as arguments; sums of instants.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 #[cfg(feature = "test-util")]
 use crate::node::sim_env::SimEnv;
@@ -51,6 +53,14 @@ thread_local! {
 pub(crate) fn random_u64() -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = unguessable();
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// The longest time that is counted, 30 years: no sum with an instant overflows.
+pub(crate) const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
+/// Adds a duration to an instant; cuts it to [`NEVER`].
+pub(crate) fn after(instant: Instant, duration: Duration) -> Instant {
+    instant + duration.min(NEVER)
 }
 
 /// Returns the SHA-256 digest of these bytes.

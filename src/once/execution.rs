@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
-use crate::lock::{ExtendError, LockGuard, LockHandle, Lost, LostReason, Redlock, after};
+use crate::lock::{ExtendError, LockGuard, LockHandle, Lost, LostReason, Redlock};
+use crate::node::after;
 use crate::once::error::Denied;
 use crate::protocol::lease::{Decided, Effect, Event, Input};
 use crate::protocol::{FencingToken, LockKey, Record};

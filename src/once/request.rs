@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use crate::lock::{
     Core, Group, LockError, LockOptions, LockSpan, LockSpec, LockState, LockTask, Reader, Redlock,
-    Wait, WaiterCap, after, option_setters, whole_millis,
+    Wait, WaiterCap, option_setters,
 };
-use crate::node::{sha256, telemetry};
+use crate::node::{after, sha256, telemetry};
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::{fetch, is_undamaged};
@@ -401,7 +401,7 @@ impl ExecuteOnce {
 
 /// Returns the ttl with which a lock is valid for slightly longer than `max_hold`, so that it needs no renewal.
 fn ttl_to_hold(max_hold: Duration) -> Duration {
-    whole_millis(max_hold.saturating_add(validity::drift(max_hold) + SLACK))
+    validity::whole_millis(max_hold.saturating_add(validity::drift(max_hold) + SLACK))
 }
 
 /// Not derived, because that would show the whole service, with the keys of other callers.

@@ -49,7 +49,6 @@ use crate::protocol::round::{Answer, ReleaseRound};
 mod io;
 mod life;
 mod record;
-mod recording;
 #[cfg(test)]
 mod tests;
 mod trace;

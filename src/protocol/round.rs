@@ -35,7 +35,7 @@ pub struct AcquireRound {
     /// The highest number in any answer.
     highest: u64,
     /// 0 during `ACQUIRE`, then the number of the current second phase. Answers to the `CONFIRM` of an earlier one are
-    /// dropped, but for a lost key, which does not return to this owner.
+    /// dropped.
     step: u8,
     /// The token that the current second phase tries to establish.
     target: u64,
@@ -47,7 +47,7 @@ pub struct AcquireRound {
     higher: NodeSet,
     /// The nodes that gave no vote.
     failed: NodeSet,
-    /// The nodes that lost the key, in any phase.
+    /// The nodes that lost the key, in any phase while it was the current one.
     lost: NodeSet,
 }
 

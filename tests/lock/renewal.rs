@@ -197,7 +197,7 @@ async fn minority_that_forgot_the_lock_does_not_resolve_lost() {
 #[test]
 fn dropped_runtime_resolves_lost() {
     let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
+        Builder::new_current_thread()
             .enable_all()
             .build()
     };

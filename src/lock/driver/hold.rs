@@ -7,10 +7,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::lock::driver::lease::Driver;
+use crate::lock::error::LostReason;
 use crate::lock::error::{ExtendError, ReleaseError};
-use crate::lock::lost::LostReason;
 use crate::lock::queue::Permit;
-use crate::lock::state::{CommandOutcome, HolderCommand, report_loss};
+use crate::lock::state::{CommandOutcome, report_loss};
 use crate::protocol::FencingToken;
 use crate::protocol::lease::{Decided, Event, Input, Loss};
 use crate::protocol::round::ReleaseStep;
@@ -20,16 +20,21 @@ impl Driver {
     pub(super) async fn hold(&mut self, permit: &mut Permit) {
         let state = Arc::clone(&self.state);
         while self.lease.is_holding() {
-            // Before the holders are looked at: they note what they have done before they go.
-            self.tell();
-            self.pass_events();
-            if state.lost_reason().is_some() {
+            let (is_lost, is_shared) = (state.lost_reason().is_some(), state.is_shared());
+            if is_lost || !is_shared {
+                // Behind the look: holders note what they have done before they go.
+                self.tell();
+                self.pass_events();
+            }
+            if is_lost {
                 // A holder that continues without its lock must not block the other callers of this process.
                 drop(std::mem::take(permit));
             }
-            if !state.is_shared() {
+            if !is_shared {
                 // The last share may have gone right after a command that needs none.
-                self.take_last_command();
+                let commands = self.command.take().into_iter();
+                let mut commands = commands.chain(std::iter::from_fn(|| state.try_recv()));
+                self.command = commands.find(|command| command.input.outlives_holder());
                 if self.command.is_none() {
                     return;
                 }
@@ -41,17 +46,6 @@ impl Driver {
             if let Some(event) = self.next_event(pin!(state.notified())).await {
                 self.on_event(event);
             }
-        }
-    }
-
-    /// Takes the command of a holder that is gone, if it is one that needs no holder.
-    fn take_last_command(&mut self) {
-        let needs_none = |command: &HolderCommand| command.input.outlives_holder();
-        self.command = self.command.take().filter(|command| needs_none(command));
-        while self.command.is_none()
-            && let Some(command) = self.state.try_recv()
-        {
-            self.command = Some(command).filter(|command| needs_none(command));
         }
     }
 
@@ -69,6 +63,7 @@ impl Driver {
         let input = command.input.clone();
         // They came before the command.
         self.take_votes();
+        self.tell();
         self.pass_events();
         self.handle(input);
         if self.lease.is_holding() {

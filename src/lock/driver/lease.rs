@@ -6,7 +6,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, Sleep};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::lock::backoff::AcquireError;
 use crate::lock::cluster::Cluster;
@@ -14,9 +14,8 @@ use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::queue::Place;
 use crate::lock::registry::{DrainStage, UnsettledRelease};
-use crate::lock::spec::LockSpec;
+use crate::lock::state::LockSpec;
 use crate::lock::state::{HolderCommand, LockState};
-use crate::lock::time::reached;
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
 use crate::node::{
@@ -443,5 +442,29 @@ fn note(
             failures.insert(node, failure);
             Answer::Failed
         }
+    }
+}
+
+/// Waits until an instant, with the one timer of a task.
+///
+/// # Implementation details
+///
+/// The timer is reset only to fire sooner, or after it has fired too early. Otherwise, a lock that is held for a
+/// moment would register and remove several timers that never fire.
+///
+/// # Cancel safety
+///
+/// May be dropped at any point, and called again.
+async fn reached(timer: &mut Option<Pin<Box<Sleep>>>, due: Instant) {
+    let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+    if timer.deadline() > due {
+        timer.as_mut().reset(due);
+    }
+    loop {
+        timer.as_mut().await;
+        if timer.deadline() >= due {
+            return;
+        }
+        timer.as_mut().reset(due);
     }
 }

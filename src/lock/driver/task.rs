@@ -21,7 +21,6 @@ use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -38,7 +37,7 @@ use crate::lock::queue::{Permit, Wait};
 use crate::lock::registry::Ticket;
 use crate::lock::slots::{SlotTable, slot_at_random};
 use crate::lock::span::HeldSpan;
-use crate::lock::spec::LockSpec;
+use crate::lock::state::LockSpec;
 use crate::node::random_u64;
 
 /// How often in a row a caller goes on to another free slot before it waits. The nodes name those that are free, so
@@ -60,8 +59,6 @@ pub(crate) struct LockTask {
     wait: Wait,
     /// The waits between attempts, from the first one on.
     backoff: Option<Box<Backoff>>,
-    /// How long to wait before the next attempt.
-    pause: Option<Duration>,
     /// The attempt under way, and the lock once it is granted.
     driver: Option<Box<Driver>>,
     /// Attempts that were refused, and are releasing.
@@ -93,7 +90,6 @@ impl LockTask {
             requester: task::try_id(),
             wait,
             backoff: None,
-            pause: None,
             driver: None,
             refused: Vec::new(),
             span: span.clone(),
@@ -202,21 +198,17 @@ impl LockTask {
         mut caller: Option<&mut oneshot::Sender<T>>,
     ) -> Result<Option<LockGuard>, AcquireError> {
         if self.backoff.is_none() {
-            let (spec, permit, wait) = (&self.spec, &self.permit, &self.wait);
-            if let Some((backoff, delay)) = Backoff::for_remote(spec, permit, wait) {
-                (self.backoff, self.pause) = (Some(Box::new(backoff)), Some(delay));
-            }
+            let backoff = Backoff::for_remote(&self.spec, &self.permit, &self.wait);
+            self.backoff = backoff.map(Box::new);
         }
         loop {
-            if let (Some(delay), Some(backoff)) = (self.pause, &mut self.backoff) {
+            if let Some(backoff) = &mut self.backoff {
                 let Some(caller) = caller.as_deref_mut() else {
                     return Ok(None);
                 };
-                self.pause = None;
-                let (spec, permit) = (&self.spec, &self.permit);
-                Box::pin(backoff.pause(spec, delay, caller.closed())).await?;
-                let gone = caller.closed();
-                Backoff::queue_again(spec, permit, &self.wait, gone).await?;
+                let (spec, permit, deadline) = (&self.spec, &self.permit, self.wait.deadline);
+                // Boxed, because most locks do not wait.
+                Box::pin(backoff.pause(spec, permit, deadline, caller.closed())).await?;
             }
             self.take_any_slot();
             let (mut moves, first_began) = (0, Instant::now());
@@ -245,8 +237,7 @@ impl LockTask {
                 .backoff
                 .get_or_insert_with(|| Box::new(Backoff::new(first_began)));
             let (spec, permit) = (&self.spec, &self.permit);
-            let delay = backoff.back_off(spec, permit, &mut self.wait, began, refusal)?;
-            self.pause = Some(delay);
+            backoff.back_off(spec, permit, &mut self.wait, began, refusal)?;
         }
     }
 

@@ -25,14 +25,13 @@ use tokio::time::Instant;
 
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
+use crate::lock::queue::place::Watching;
 use crate::lock::queue::place::{
     CallerStage, CountedWaiter, Failed, Memo, Occupancy, PERMITS, Place, PlaceState, permits,
 };
-use crate::lock::queue::remote::Watching;
 use crate::lock::state::LockState;
-use crate::lock::time::after;
-use crate::node::Mutex;
 use crate::node::sync::atomic::{AtomicU64, Ordering};
+use crate::node::{Mutex, after};
 use crate::protocol::lease::{Access, Decided};
 use crate::protocol::{KeyNames, LockKey, LockKeys};
 

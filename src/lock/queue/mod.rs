@@ -3,9 +3,7 @@
 mod cap;
 mod local;
 mod place;
-mod remote;
 
 pub(crate) use cap::{Wait, WaiterCap};
 pub(crate) use local::{LocalQueue, Permit};
-pub(crate) use place::{CountedWaiter, Occupancy, Place, permits};
-pub(crate) use remote::Watching;
+pub(crate) use place::{CountedWaiter, Occupancy, Place, Watching, permits};

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use crate::protocol::lease::io::{ACQUIRE, Effect, Event, LeaseRequest, LeaseSpec, Loss};
-use crate::protocol::lease::recording::Finish;
 use crate::protocol::message::{Op, Reply};
-use crate::protocol::once::{Decided, OnceRound, OnceStep};
+use crate::protocol::once::{Decided, LookRound, OnceRound, OnceStep, RecordRound, RecordStep};
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::record::Record;
 use crate::protocol::round::{Answer, ExtendRound, ExtendStep, ReleaseRound, ReleaseStep};
@@ -100,10 +99,10 @@ pub(super) struct Acquiring {
 pub(super) struct Pending {
     /// The granted attempt, which still takes answers.
     pub(super) acquiring: Acquiring,
-    pub(super) granted_at: Duration,
+    /// When it was granted; `None` once the nodes have been asked again.
+    pub(super) granted_at: Option<Duration>,
     /// The step that follows from a record that arrived since the grant.
     pub(super) step: Option<OnceStep>,
-    pub(super) asked_again: bool,
 }
 
 impl Pending {
@@ -211,9 +210,8 @@ impl Lease {
             pending: self.spec.once.map(|_| {
                 Box::new(Pending {
                     acquiring: acquiring.clone(),
-                    granted_at: now,
+                    granted_at: Some(now),
                     step: None,
-                    asked_again: false,
                 })
             }),
         });
@@ -467,6 +465,62 @@ impl Lease {
                 publishes,
                 gone_at: self.gone_at,
             });
+        }
+    }
+}
+
+/// What is left to do with a record.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Finish {
+    pub(super) step: FinishStep,
+    /// The number of the request under way.
+    pub(super) number: u32,
+    /// When the silent nodes count as failed.
+    pub(super) due: Duration,
+    /// Until when the record is kept.
+    pub(super) until: Duration,
+    /// The outcome of this execution; `None` for a replay.
+    pub(super) own: Option<Record>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum FinishStep {
+    /// `RECORD` was sent to all nodes.
+    Writing {
+        record: Record,
+        round: RecordRound,
+        /// Whether the nodes have been asked for their records before.
+        is_repair: bool,
+    },
+    /// `LOOK` was sent to all nodes.
+    Looking {
+        round: LookRound,
+        /// Whether a node has answered that it has the own record. It counts although it may not be reached any more.
+        is_stored: bool,
+    },
+    /// The rest of the leading record is being read.
+    ReadingLeader,
+    /// Another lease repairs.
+    Repairing,
+    /// A replay waits for the nodes that had not answered when it was decided.
+    Replaying(OnceRound),
+    /// The rest of the replayed record is being read for the nodes that lack it.
+    ReadingReplay(NodeSet),
+    /// `TOPUP` was sent to these nodes.
+    ToppingUp(NodeSet),
+}
+
+impl Finish {
+    /// Returns the nodes that have not answered the request under way, and whether it may be decided before they have.
+    pub(super) fn open_request(&self) -> (NodeSet, bool) {
+        match &self.step {
+            FinishStep::Writing { round, .. } => (round.silent(), round.step() == RecordStep::Wait),
+            FinishStep::Looking { round, .. } => (round.silent(), true),
+            FinishStep::Replaying(round) => (round.acquiring().unanswered(), false),
+            FinishStep::ToppingUp(silent) => (*silent, false),
+            FinishStep::ReadingLeader | FinishStep::Repairing | FinishStep::ReadingReplay(_) => {
+                (NodeSet::default(), false)
+            }
         }
     }
 }

@@ -35,8 +35,8 @@
 use std::time::Duration;
 
 use crate::protocol::lease::io::{ACQUIRE, Event};
+use crate::protocol::lease::life::{Finish, FinishStep};
 use crate::protocol::lease::life::{Lease, LifeStage, Pending, TICK};
-use crate::protocol::lease::recording::{Finish, FinishStep};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{Decided, LookRound, LookStep, OnceStep, RecordRound, RecordStep};
 use crate::protocol::quorum::NodeSet;
@@ -147,11 +147,10 @@ impl Lease {
         if holding.lost.is_some() {
             return;
         }
+        let is_old = |granted_at: &mut Duration| now.saturating_sub(*granted_at) > node_timeout;
         if let Some(pending) = &mut holding.pending
-            && now.saturating_sub(pending.granted_at) > node_timeout
-            && !pending.asked_again
+            && pending.granted_at.take_if(is_old).is_some()
         {
-            pending.asked_again = true;
             let (is_renewed, valid_until) = (holding.renew_at.is_some(), holding.valid_until);
             let renewed = match &self.stage {
                 LifeStage::Holding(holding) if is_renewed => self.renewal_ttl(holding, now),
