@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker, ready};
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value};
+use tokio::task::unconstrained;
 
 use crate::node::redis::describe::{describe, describe_refusal};
 use crate::node::redis::socket::Socket;
@@ -145,16 +146,14 @@ impl PooledLink {
     fn send(&mut self, bytes: &[u8]) {
         let mut connection = self.connection.clone();
         let pipeline = read_commands(bytes);
-        let mut replies: PooledReplies = Box::pin(async move {
+        // The first poll enqueues the commands in redis-rs, so polling in order keeps the order. It would enqueue nothing if
+        // the budget of the task were used up.
+        let mut replies: PooledReplies = Box::pin(unconstrained(async move {
             let count = pipeline.len();
             connection.req_packed_commands(&pipeline, 0, count).await
-        });
-        // The first poll enqueues the commands in redis-rs, so polling in order keeps the order. The oldest is
-        // polled next anyway.
+        }));
         let mut context = Context::from_waker(Waker::noop());
-        if !self.unanswered.is_empty()
-            && let Poll::Ready(values) = replies.as_mut().poll(&mut context)
-        {
+        if let Poll::Ready(values) = replies.as_mut().poll(&mut context) {
             replies = Box::pin(std::future::ready(values));
         }
         self.unanswered.push_back(replies);
@@ -191,22 +190,54 @@ fn read_commands(mut bytes: &[u8]) -> Pipeline {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use deadpool_redis::redis::{RedisConnectionInfo, cmd};
-    use tokio::io::duplex;
+    use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+    use tokio::task::coop::{consume_budget, has_budget_remaining};
+    use tokio_test::task::spawn;
 
     use super::*;
+
+    /// A link over a connection of redis-rs, what drives that, and the server's side.
+    async fn pooled() -> (Link, impl Future<Output = ()>, DuplexStream) {
+        // What drives the connection borrows it.
+        static INFO: LazyLock<RedisConnectionInfo> =
+            LazyLock::new(|| RedisConnectionInfo::default().set_skip_set_lib_name());
+        let (ours, theirs) = duplex(1 << 10);
+        let opened = MultiplexedConnection::new(&INFO, ours).await;
+        let (connection, driver) = opened.unwrap();
+        (Link::from_pool(connection), driver, theirs)
+    }
 
     /// Otherwise a pool would hand it out again and again.
     #[tokio::test]
     async fn pooled_connection_that_was_lost_is_not_idle() {
-        let info = RedisConnectionInfo::default().set_skip_set_lib_name();
-        let (ours, _theirs) = duplex(1 << 10);
-        let opened = MultiplexedConnection::new(&info, ours).await;
-        let (connection, driver) = opened.unwrap();
-        let mut link = Link::from_pool(connection);
+        let (mut link, driver, _theirs) = pooled().await;
         assert!(link.is_idle());
         drop(driver);
         assert!(link.call(cmd("PING")).await.is_err());
         assert!(!link.is_idle());
+    }
+
+    /// The second may depend on the first: a script that a server has forgotten is loaded before it is called.
+    #[tokio::test]
+    async fn pooled_connection_sends_in_order_without_a_poll_in_between() {
+        for is_budget_spent in [false, true] {
+            let (mut link, driver, mut theirs) = pooled().await;
+            tokio::spawn(driver);
+            while is_budget_spent && has_budget_remaining() {
+                let _ready = spawn(consume_budget()).poll();
+            }
+            for word in ["ONE", "TWO"] {
+                link.send_pipeline(Pipeline::new().cmd(word));
+            }
+            let mut next = spawn(link.reply());
+            assert!(next.poll().is_pending());
+            let expected = b"*1\r\n$3\r\nONE\r\n*1\r\n$3\r\nTWO\r\n";
+            let mut sent = vec![0; expected.len()];
+            theirs.read_exact(&mut sent).await.unwrap();
+            assert_eq!(sent, expected, "{:?}", String::from_utf8_lossy(&sent));
+        }
     }
 }
