@@ -195,6 +195,31 @@ async fn quarantine_is_logged_at_its_beginning_and_its_end() {
     }
 }
 
+/// Otherwise the line that says that it is down has no end.
+#[tokio::test]
+async fn node_that_comes_back_quarantined_is_logged_as_up_again() {
+    let mut servers = [RedisServer::start()];
+    let redlock = guarded(servers.iter().map(RedisServer::url));
+    let redlock = redlock.build().unwrap();
+    until_up(&redlock, 1).await;
+    let log = Log::default();
+    let _guard = log.subscribe();
+    servers[0].kill();
+    until_up(&redlock, 0).await;
+    servers[0].restart();
+    until_up(&redlock, 1).await;
+    let text = log.text();
+    let warnings = text.lines().filter(|line| line.contains("WARN"));
+    let events = [
+        "redlock node is down",
+        "redlock node is up again",
+        "redlock node was started or flushed recently and is quarantined",
+        "redlock node votes again",
+    ];
+    let told = warnings.filter_map(|line| events.into_iter().find(|event| line.contains(event)));
+    assert_eq!(told.collect::<Vec<_>>(), events, "{text}");
+}
+
 #[tokio::test]
 async fn silence_is_explained_by_the_setting_that_it_exceeds() {
     let server = RedisServer::start();

@@ -178,31 +178,21 @@ impl RedisServer {
 
     /// Reports that the server answers again, with the quarantine that it had.
     pub(super) fn set_answering(&self) {
-        let down = self.set(true, |known| known.down.take());
-        if let Some((_, since)) = down {
-            let node = &*self.name;
-            tracing::warn!(node, down_for = ?since.elapsed(), "redlock node is up again");
-        }
-        telemetry::node_up(&self.name, self.group(), self.is_open());
+        self.set_answered(|_| ());
     }
 
     /// Reports that the server answers and may vote.
     pub(super) fn set_up(&self) {
-        let until = self.known.lock().quarantined_until.take();
-        if until.is_some() {
+        let before = self.set_answered(|known| known.quarantined_until.take());
+        if before.is_some() {
             tracing::warn!(node = &*self.name, "redlock node votes again");
         }
-        self.set_answering();
     }
 
     /// Reports that the server answers and must not vote for this time.
     pub(super) fn set_quarantined(&self, left: Duration) {
         let until = Instant::now() + left;
-        let before = self.set(true, |known| {
-            known.down = None;
-            known.quarantined_until.replace(until)
-        });
-        telemetry::node_up(&self.name, self.group(), false);
+        let before = self.set_answered(|known| known.quarantined_until.replace(until));
         let node = &*self.name;
         match self.duplicate() {
             _ if before.is_some() => {}
@@ -233,6 +223,17 @@ impl RedisServer {
     /// Notes when the lane asks the server again, or when an attempt to do so ends.
     pub(super) fn set_asked_at(&self, at: Option<Instant>) {
         self.known.lock().asked_at = at;
+    }
+
+    /// Notes an answer of the server, after which it is not down.
+    fn set_answered<T>(&self, change: impl FnOnce(&mut Observation) -> T) -> T {
+        let (down, changed) = self.set(true, |known| (known.down.take(), change(known)));
+        if let Some((_, since)) = down {
+            let node = &*self.name;
+            tracing::warn!(node, down_for = ?since.elapsed(), "redlock node is up again");
+        }
+        telemetry::node_up(&self.name, self.group(), self.is_open());
+        changed
     }
 
     fn set<T>(&self, is_tried: bool, change: impl FnOnce(&mut Observation) -> T) -> T {
