@@ -358,8 +358,9 @@ impl LockState {
 
     /// Ends the lock for its holders, because its release begins. Returns why it was lost before, if it was.
     pub(crate) fn end(&self, now: Instant) -> Option<LostReason> {
-        if self.valid_until() <= now {
-            self.lose(LostReason::Expired);
+        // Before its task has noticed.
+        if self.valid_until() <= now && self.lose(LostReason::Expired).is_none() {
+            report_loss(LostReason::Expired);
         }
         self.lose(LostReason::Released)
     }

@@ -183,6 +183,26 @@ fn a_lock_counts_as_held_from_its_grant_on() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "it is to block the runtime")]
+fn metrics_count_a_lock_that_expires_while_its_task_does_not_run() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().build().unwrap();
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let ttl = Duration::from_millis(200);
+            let redlock = Redlock::builder().embedded(1).ttl(ttl).build().unwrap();
+            let guard = redlock.lock("k").await.unwrap();
+            // The only thread of the runtime is blocked.
+            std::thread::sleep(ttl * 2);
+            assert!(guard.release().await.is_err());
+        });
+    });
+    assert_eq!(numbers(&snapshotter)["redlock_lost_total{expired}"], 1);
+}
+
+#[test]
 fn metrics_count_lost_locks_by_reason_and_unprotected_requests_by_label() {
     let numbers = recorded(async {
         let nodes = ScriptedNodes::new(3);
