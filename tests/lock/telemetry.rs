@@ -432,6 +432,7 @@ fn counters_are_registered_before_they_count() {
         "redlock_hold_seconds{shelf}",
         "redlock_unprotected_total{shelf}",
         "redlock_lost_total{max_hold}",
+        "redlock_lost_total{revoked}",
         "redlock_conflicts_total{}",
         "redlock_unrecorded_total{}",
         "redlock_held{}",

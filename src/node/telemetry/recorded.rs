@@ -273,7 +273,7 @@ const RECORD_OUTCOMES: [&str; 5] = [
 ];
 
 /// The reasons for which locks are lost.
-const LOST_REASONS: [&str; 3] = ["gone", "expired", "max_hold"];
+const LOST_REASONS: [&str; 4] = ["gone", "expired", "max_hold", "revoked"];
 
 const ACQUIRE_TOTAL: &str = "redlock_acquire_total";
 const CONFLICTS_TOTAL: &str = "redlock_conflicts_total";
