@@ -71,7 +71,9 @@ pub(super) fn describe_url(error: &RedisError) -> String {
 /// Servers before 7.2 do not name the command that they refused within a script.
 pub(super) fn with_remedy(why: String) -> String {
     if is_denied(&why) {
-        format!("{why}; its user needs {PERMISSIONS}, on all keys of the namespace")
+        format!(
+            "{why}; its user needs {PERMISSIONS}, on all keys of the namespace, and +select for a database other than 0"
+        )
     } else if why.contains("WRONGPASS") {
         format!(
             "the server refused the login ({}); {WRONG_LOGIN}",

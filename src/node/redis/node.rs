@@ -77,7 +77,7 @@ impl Node for RedisNode {
             Ok(true) => lane::spawn(&self.server),
             Err(job) => job.sender.send(Err(NodeFailure::Unreachable {
                 node: Arc::clone(&self.server.name),
-                why: "too many requests are queued for it".into(),
+                why: "too many requests are queued for it; it is slower than the requests".into(),
             })),
         }
     }
