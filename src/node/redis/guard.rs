@@ -15,7 +15,7 @@
 //! since then answers amnesia and not with a vote.
 //!
 //! *Duplicates.* Two nodes may lead to one server, at once or after one name changed its target, and its vote must
-//! not count twice. `duplicate_of` refuses the second node while both lead there. When a name leaves a memory for
+//! not count twice. `duplicate_of` refuses both nodes while both lead there. When a name leaves a memory for
 //! which an attempt may have counted a vote, no other name may vote for that memory until the attempt has ended.
 //!
 //! *Off.* With the restart guard off, a server is asked for its run id only, for the duplicates. It has no generation
@@ -233,8 +233,8 @@ impl Guard {
 
     /// Returns the other node that is the same server, or a copy of it.
     pub(super) fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
-        // A hint that saves the lock. The node that is refused is the later one of the two, and its own lane has stored the
-        // hint, under the lock, when the server was admitted.
+        // A hint that saves the lock. The lane of the later one of the two has stored it, under the lock, when the server was
+        // admitted, so that one never votes meanwhile; the other may, for a moment.
         if !self.has_duplicates.load(Ordering::Relaxed) {
             return None;
         }
