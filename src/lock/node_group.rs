@@ -4,8 +4,6 @@ use std::fmt;
 #[cfg(feature = "test-util")]
 use std::ops::Range;
 use std::sync::Arc;
-#[cfg(feature = "redis")]
-use std::time::Duration;
 
 use crate::lock::cluster::Cluster;
 use crate::lock::error::BuildError;
@@ -344,7 +342,7 @@ impl Server {
         settings: &NodeSettings,
         names: &[Arc<str>],
     ) -> Result<Arc<dyn Node>, BuildError> {
-        let endpoint = self.endpoint(names.len(), settings.timeouts.connect);
+        let endpoint = self.endpoint(names.len());
         let endpoint =
             endpoint.map_err(|(value, why)| BuildError::new(self.setting(), value, why))?;
         if names.contains(&endpoint.name) {
@@ -370,23 +368,19 @@ impl Server {
     /// # Errors
     ///
     /// Returns the value that is wrong, without credentials, and why.
-    fn endpoint(
-        &self,
-        number: usize,
-        connect_timeout: Duration,
-    ) -> Result<Endpoint, (String, String)> {
+    fn endpoint(&self, number: usize) -> Result<Endpoint, (String, String)> {
         match self {
-            Self::Url(url) => Endpoint::from_url(url, connect_timeout)
-                .map_err(|why| (without_credentials(url), why)),
+            Self::Url(url) => {
+                Endpoint::from_url(url).map_err(|why| (without_credentials(url), why))
+            }
             Self::PoolConfig(config) => {
                 let url = config.url.as_deref().map(without_credentials);
                 let url = url.unwrap_or_else(|| "a configuration without a url".into());
-                Endpoint::from_config(config, connect_timeout).map_err(|why| (url, why))
+                Endpoint::from_config(config).map_err(|why| (url, why))
             }
             Self::Pool(pool) => {
                 let name = format!("pool-{number}");
-                let endpoint =
-                    Endpoint::from_pool(&name.clone().into(), pool.clone(), connect_timeout);
+                let endpoint = Endpoint::from_pool(&name, pool.clone());
                 endpoint.map_err(|why| (name, why))
             }
         }
@@ -401,7 +395,7 @@ impl Source {
             #[cfg(feature = "redis")]
             Self::Server(Server::Pool(_)) => vec!["pool".into()],
             #[cfg(feature = "redis")]
-            Self::Server(server) => vec![match server.endpoint(0, Duration::from_secs(1)) {
+            Self::Server(server) => vec![match server.endpoint(0) {
                 Ok(endpoint) => endpoint.identity(),
                 // It is refused when its node is made.
                 Err((value, why)) => format!("{value}: {why}"),

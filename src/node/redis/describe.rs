@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use deadpool::managed::PoolError;
 use deadpool_redis::redis::{RedisError, Value};
@@ -46,6 +47,11 @@ pub(super) fn is_denial(reply: &Value) -> bool {
         return false;
     };
     is_denied(error.code()) || error.details().is_some_and(is_denied)
+}
+
+/// Describes that a server was not connected to in time.
+pub(super) fn describe_timeout(limit: Duration) -> Arc<str> {
+    format!("no connection within {limit:?}; {NO_CONNECTION}").into()
 }
 
 /// Describes a panic; the messages of rustls have several lines.
@@ -106,6 +112,9 @@ const DENIED: [&str; 4] = [
 /// The remedy for foreign data under a key of this crate.
 const FOREIGN_DATA: &str = "the lock key (NAMESPACE:{KEY}), or its fence (:fence), record (:done), intent \
     (:intent), readers (:readers) or writer (:writer), holds data of another application: delete it there, or choose another namespace";
+
+/// The remedy for an attempt to connect that takes too long.
+const NO_CONNECTION: &str = "check the address and the network, or raise connect_timeout";
 
 /// The remedy for a wrong login.
 const WRONG_LOGIN: &str = "check the user and the password in its URL";

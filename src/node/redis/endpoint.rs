@@ -8,7 +8,6 @@ use deadpool::managed::{Manager, Metrics, Pool, PoolConfig, RecycleError, Recycl
 use deadpool_redis::redis::{ConnectionInfo, IntoConnectionInfo, RedisError};
 use deadpool_redis::{Config, Connection, Runtime};
 use futures_util::FutureExt;
-use tokio::time::timeout;
 
 use crate::node::redis::address::Address;
 use crate::node::redis::describe::{
@@ -23,17 +22,11 @@ pub(crate) struct Endpoint {
     pub(super) pool: Pool<Connector>,
 }
 
-/// Makes the connections to one server, and checks them before they are used again.
-pub(super) struct Connector {
-    origin: Origin,
-    /// The time limit for connecting.
-    limit: Duration,
-}
-
-/// Where connections come from.
-enum Origin {
+/// Makes the connections to one server, and checks them before they are used again. Connecting takes any time; its callers
+/// have limits of their own.
+pub(super) enum Connector {
     Address(Address),
-    /// The user's pool.
+    /// Takes connections out of the user's pool.
     Pool(deadpool_redis::Pool),
 }
 
@@ -43,8 +36,8 @@ impl Endpoint {
     /// # Errors
     ///
     /// Returns the reason if the URL is malformed.
-    pub(crate) fn from_url(url: &str, connect_timeout: Duration) -> Result<Self, String> {
-        Self::from_info(url, PoolConfig::new(MAX_READS), connect_timeout)
+    pub(crate) fn from_url(url: &str) -> Result<Self, String> {
+        Self::from_info(url, PoolConfig::new(MAX_READS))
     }
 
     /// Creates the endpoint of a pool's configuration, without connecting.
@@ -52,14 +45,14 @@ impl Endpoint {
     /// # Errors
     ///
     /// Returns the reason if the configuration names no server or several, or if its pool cannot be built.
-    pub(crate) fn from_config(config: &Config, connect_timeout: Duration) -> Result<Self, String> {
+    pub(crate) fn from_config(config: &Config) -> Result<Self, String> {
         let pool = config.pool.unwrap_or_else(|| PoolConfig::new(MAX_READS));
         if pool.max_size == 0 {
             return Err("its max_size is 0; use at least 1".into());
         }
         match (&config.url, &config.connection) {
-            (Some(url), None) => Self::from_info(url.as_str(), pool, connect_timeout),
-            (None, Some(connection)) => Self::from_info(connection.clone(), pool, connect_timeout),
+            (Some(url), None) => Self::from_info(url.as_str(), pool),
+            (None, Some(connection)) => Self::from_info(connection.clone(), pool),
             (Some(_), Some(_)) => Err("it has both url and connection; leave one out".into()),
             (None, None) => Err("it names no server; set url or connection".into()),
         }
@@ -70,18 +63,9 @@ impl Endpoint {
     /// # Errors
     ///
     /// Returns the reason if deadpool refuses the pool of the connections that are taken out of it.
-    pub(crate) fn from_pool(
-        name: &Arc<str>,
-        pool: deadpool_redis::Pool,
-        connect_timeout: Duration,
-    ) -> Result<Self, String> {
-        let config = PoolConfig::new(MAX_READS);
-        Self::new(
-            Arc::clone(name),
-            Origin::Pool(pool),
-            config,
-            connect_timeout,
-        )
+    pub(crate) fn from_pool(name: &str, pool: deadpool_redis::Pool) -> Result<Self, String> {
+        let connector = Connector::Pool(pool);
+        Self::new(name.into(), connector, PoolConfig::new(MAX_READS))
     }
 
     /// Returns what tells the node from others: each database of a server is a node of its own.
@@ -92,30 +76,21 @@ impl Endpoint {
 
     /// Returns the address of the server, if it is known.
     pub(super) fn address(&self) -> Option<&Address> {
-        match &self.pool.manager().origin {
-            Origin::Address(address) => Some(address),
-            Origin::Pool(_) => None,
+        match self.pool.manager() {
+            Connector::Address(address) => Some(address),
+            Connector::Pool(_) => None,
         }
     }
 
-    fn from_info(
-        info: impl IntoConnectionInfo,
-        config: PoolConfig,
-        connect_timeout: Duration,
-    ) -> Result<Self, String> {
+    fn from_info(info: impl IntoConnectionInfo, config: PoolConfig) -> Result<Self, String> {
         let info: Result<ConnectionInfo, RedisError> = info.into_connection_info();
         let address = Address::new(&info.map_err(|error| describe_url(&error))?)?;
         let name = address.name().into();
-        Self::new(name, Origin::Address(address), config, connect_timeout)
+        Self::new(name, Connector::Address(address), config)
     }
 
-    fn new(
-        name: Arc<str>,
-        origin: Origin,
-        config: PoolConfig,
-        limit: Duration,
-    ) -> Result<Self, String> {
-        let builder = Pool::builder(Connector { origin, limit }).config(config);
+    fn new(name: Arc<str>, connector: Connector, config: PoolConfig) -> Result<Self, String> {
+        let builder = Pool::builder(connector).config(config);
         let pool = builder.runtime(Runtime::Tokio1).build();
         let pool = pool.map_err(|error| error.to_string())?;
         Ok(Self { name, pool })
@@ -128,9 +103,9 @@ impl Manager for Connector {
 
     async fn create(&self) -> Result<Link, Arc<str>> {
         let opening = async {
-            match &self.origin {
-                Origin::Address(address) => greet(address).await,
-                Origin::Pool(pool) => {
+            match self {
+                Self::Address(address) => greet(address).await,
+                Self::Pool(pool) => {
                     let pooled = pool.get().await;
                     let pooled = pooled.map_err(|error| describe_pool(&error))?;
                     // For good: its other users may change the state of a connection, and returning it would cost a
@@ -144,12 +119,8 @@ impl Manager for Connector {
         // Opening a connection runs foreign code that may panic: rustls without a crypto provider, the hooks of a pool.
         // The calling task must survive to report the error. Nothing is observed half-changed: the pool gets back its
         // permit.
-        let opened = AssertUnwindSafe(timeout(self.limit, opening)).catch_unwind();
-        match opened.await {
-            Ok(Ok(opened)) => opened,
-            Ok(Err(_)) => Err(format!("no connection within {:?}", self.limit).into()),
-            Err(panic) => Err(describe_panic(&*panic).into()),
-        }
+        let opened = AssertUnwindSafe(opening).catch_unwind().await;
+        opened.unwrap_or_else(|panic| Err(describe_panic(&*panic).into()))
     }
 
     /// Takes no round trip: a connection that turns out to be dead is replaced when it is used.

@@ -143,7 +143,7 @@ impl AdmissionGuard {
 ///
 /// The URL is not usable.
 pub fn node_name(url: &str) -> Result<Arc<str>, String> {
-    let endpoint = Endpoint::from_url(url, Duration::from_secs(1));
+    let endpoint = Endpoint::from_url(url);
     endpoint.map(|endpoint| endpoint.name)
 }
 

@@ -25,10 +25,10 @@ use std::time::Duration;
 use deadpool::managed::Manager;
 use deadpool_redis::redis::{Cmd, Value, cmd, from_redis_value};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::node::Mutex;
-use crate::node::redis::describe::describe_refusal;
+use crate::node::redis::describe::{describe_refusal, describe_timeout};
 use crate::node::redis::link::Link;
 use crate::node::redis::server::RedisServer;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
@@ -213,7 +213,9 @@ impl ListenerTask {
     }
 
     async fn connect(&mut self) {
-        match self.server.pool.manager().create().await {
+        let limit = self.server.timeouts.connect;
+        let opened = timeout(limit, self.server.pool.manager().create()).await;
+        match opened.unwrap_or_else(|_| Err(describe_timeout(limit))) {
             Ok(link) => {
                 self.link = Some(link);
                 self.requests.clear();

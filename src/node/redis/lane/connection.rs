@@ -27,6 +27,7 @@ use deadpool::managed::Manager;
 use deadpool_redis::redis::Value;
 use tokio::time::{Instant, timeout};
 
+use crate::node::redis::describe::describe_timeout;
 use crate::node::redis::encode::GenerationCheck;
 use crate::node::redis::guard::Admission;
 use crate::node::redis::link::Link;
@@ -146,7 +147,7 @@ impl Connection {
         let limit = self.attempt_limit();
         let opening = async move {
             let opened = timeout(limit, open(&server, began)).await;
-            opened.unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
+            opened.unwrap_or_else(|_| Err(describe_timeout(limit)))
         };
         self.next = Next::Connecting(Box::pin(opening), began + limit);
         self.attempts += 1;
