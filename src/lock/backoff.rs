@@ -27,7 +27,7 @@ use crate::lock::error::LockError;
 use crate::lock::queue::{Permit, Wait, Watching};
 use crate::lock::registry::DrainStage;
 use crate::lock::state::LockSpec;
-use crate::node::{Job, Packet, Request, VoteReceiver, random_u64, unguessable};
+use crate::node::{Job, Packet, VoteReceiver, random_u64, unguessable};
 use crate::protocol::lease::{Access, Decided, TICK};
 use crate::protocol::message::{Command, Op, SharedOp};
 use crate::protocol::{KeyNames, OnRelease, OwnerToken, Retry};
@@ -385,8 +385,8 @@ impl Announcement {
         };
         let packet = Packet::new(command, false, None);
         for node in 0..self.cluster.nodes.len() {
-            let request = Request::Command(Arc::clone(&packet));
-            let job = Job::new(request, self.votes.sender(node), self.gone_at);
+            let packet = Some(Arc::clone(&packet));
+            let job = Job::new(packet, self.votes.sender(node), self.gone_at);
             submit(&self.cluster, node, job);
         }
     }

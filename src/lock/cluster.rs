@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::settings::Settings;
-use crate::node::{Home, Job, Node, NodeFailure, Peers, Request, VoteReceiver};
+use crate::node::{Home, Job, Node, NodeFailure, Packet, Peers, VoteReceiver};
 use crate::protocol::Quorum;
 use crate::protocol::message::Reply;
 
@@ -50,27 +50,32 @@ impl Cluster {
         })
     }
 
-    /// Sends each node its request, and waits until all have answered or are overdue. The outcomes are in the order of
+    /// Sends all nodes the same request, or else a health check, as [`ask`](Self::ask) does.
+    pub(crate) async fn ask_all(&self, packet: Option<Arc<Packet>>) -> Vec<Option<Asked>> {
+        let nodes = 0..self.nodes.len();
+        self.ask(nodes.map(|node| (node, packet.clone()))).await
+    }
+
+    /// Sends some nodes a request each, and waits until all have answered or are overdue. The outcomes are in the order of
     /// the nodes; `None` for a node that was not asked.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any point; a request that a node's connection has not sent yet is then not sent.
-    pub(crate) async fn ask_all(
+    pub(crate) async fn ask(
         &self,
-        request: impl Fn(usize) -> Option<Request>,
+        requests: impl Iterator<Item = (usize, Option<Arc<Packet>>)>,
     ) -> Vec<Option<Asked>> {
         let mut votes = VoteReceiver::new(&self.names);
         votes.next_phase();
         let asked = Instant::now();
         let mut found = vec![None; self.nodes.len()];
         let (mut due, mut silent) = (asked, Vec::new());
-        for (index, node) in self.nodes.iter().enumerate() {
-            if let Some(request) = request(index) {
-                due = due.max(asked + self.settings.node_timeout + node.extra_patience());
-                silent.push(index);
-                node.submit(Job::new(request, votes.sender(index), asked));
-            }
+        for (number, packet) in requests {
+            let node = &self.nodes[number];
+            due = due.max(asked + self.settings.node_timeout + node.extra_patience());
+            silent.push(number);
+            node.submit(Job::new(packet, votes.sender(number), asked));
         }
         while !silent.is_empty() {
             tokio::select! {
@@ -106,7 +111,7 @@ impl Cluster {
     pub(crate) async fn resume(&self) {
         for _ in 0..2 {
             // At first, a connection of the former home may not have noticed yet that it has ended.
-            let asked = self.ask_all(|_| Some(Request::Ping)).await;
+            let asked = self.ask_all(None).await;
             let is_over = |asked: &Asked| {
                 !matches!(
                     asked.outcome,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::lock::layout::{Group, Layout};
 use crate::lock::registry::{DrainStage, Registry};
-use crate::node::{NodeFailure, NodeState, Request};
+use crate::node::{NodeFailure, NodeState};
 
 /// Report of [`Redlock::health`](crate::Redlock::health).
 ///
@@ -185,7 +185,7 @@ fn check_groups(
 
 async fn check_group(group: &Group) -> GroupHealth {
     let cluster = &group.cluster;
-    let found = cluster.ask_all(|_| Some(Request::Ping)).await;
+    let found = cluster.ask_all(None).await;
     let nodes = cluster.nodes.iter().zip(found).map(|(node, found)| {
         let latency = found.as_ref().map(|asked| asked.latency);
         let (state, latency) = match found.map(|asked| asked.outcome) {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::node::Mutex;
 use crate::node::failure::NodeFailure;
-use crate::node::job::{Job, Request};
+use crate::node::job::Job;
 use crate::node::release_signal::{ReleaseSignal, Subscribers, Subscription};
 use crate::node::traits::Node;
 use crate::protocol::message::{Command, Op, Reply};
@@ -67,8 +67,8 @@ impl Node for EmbeddedNode {
     }
 
     fn submit(&self, mut job: Job) {
-        let reply = match &job.request {
-            Request::Command(packet) => {
+        let reply = match &job.packet {
+            Some(packet) => {
                 let reply = self.apply(&packet.command);
                 if packet.notifies {
                     let Command { names, op, .. } = &packet.command;
@@ -81,7 +81,7 @@ impl Node for EmbeddedNode {
                 }
                 reply
             }
-            Request::Ping => Reply::Released,
+            None => Reply::Released,
         };
         job.sender.send(NodeFailure::vote(&self.name, reply));
     }

@@ -22,7 +22,8 @@ use crate::protocol::message::{Class, Reply, transit};
 /// A request on its way to one node.
 #[derive(Debug)]
 pub(crate) struct Job {
-    pub(crate) request: Request,
+    /// What it asks for; `None` for a health check.
+    pub(crate) packet: Option<Arc<Packet>>,
     pub(crate) sender: VoteSender,
     /// When the request has become useless: for a release, when its lock has certainly expired, unless it also
     /// takes back an intent.
@@ -34,14 +35,6 @@ pub(crate) struct Job {
     /// How often it was sent.
     #[cfg(feature = "redis")]
     times_sent: u8,
-}
-
-/// A request to one node.
-#[derive(Debug, Clone)]
-pub(crate) enum Request {
-    Command(Arc<Packet>),
-    /// A health check.
-    Ping,
 }
 
 /// A command, encoded once and shared by all nodes.
@@ -77,9 +70,13 @@ impl Packet {
 }
 
 impl Job {
-    pub(crate) fn new(request: Request, sender: VoteSender, useful_until: Instant) -> Self {
+    pub(crate) fn new(
+        packet: Option<Arc<Packet>>,
+        sender: VoteSender,
+        useful_until: Instant,
+    ) -> Self {
         Self {
-            request,
+            packet,
             sender,
             useful_until,
             #[cfg(feature = "redis")]
@@ -88,55 +85,17 @@ impl Job {
     }
 }
 
-#[cfg(any(feature = "redis", feature = "test-util"))]
-impl Request {
-    /// Returns the operation; `None` for a health check.
-    pub(crate) fn op(&self) -> Option<&Op> {
-        self.packet().map(|packet| &packet.command.op)
-    }
-
-    fn packet(&self) -> Option<&Packet> {
-        match self {
-            Self::Command(packet) => Some(packet),
-            Self::Ping => None,
-        }
-    }
-}
-
-#[cfg(feature = "redis")]
-impl Request {
-    /// Returns the request as it goes over the wire. A command is encoded for the first node to which it is sent; the
-    /// checks of all nodes have the same key.
-    pub(crate) fn encoded(&self, check: &GenerationCheck) -> &EncodedCommand {
-        let Some(packet) = self.packet() else {
-            return &ENCODED_PING;
-        };
-        let encode = || EncodedCommand::new(&packet.command, packet.notifies, check);
-        packet.encoded.get_or_init(encode)
-    }
-
-    /// Returns its row in the table of operations.
-    pub(crate) fn operation(&self) -> &'static Operation {
-        let Some(packet) = self.packet() else {
-            return ENCODED_PING.operation;
-        };
-        match packet.encoded.get() {
-            Some(encoded) => encoded.operation,
-            None => Operation::of(&packet.command, packet.notifies, false),
-        }
-    }
-
-    fn class(&self) -> Option<Class> {
-        self.op().map(Op::class)
-    }
-}
-
 /// For nodes that queue jobs.
 #[cfg(any(feature = "redis", feature = "test-util"))]
 impl Job {
+    /// Returns the operation; `None` for a health check.
+    pub(crate) fn op(&self) -> Option<&Op> {
+        Some(&self.packet.as_ref()?.command.op)
+    }
+
     /// Returns whether this is a release, which must reach the node in any case.
     pub(crate) fn is_release(&self) -> bool {
-        self.request.op().is_some_and(Op::is_release)
+        self.op().is_some_and(Op::is_release)
     }
 
     /// Returns whether to send the job.
@@ -161,7 +120,7 @@ impl Job {
 
     /// Returns whether this is a release whose intent may still be there.
     fn takes_back_intent(&self, now: Instant) -> bool {
-        let until = self.request.packet().and_then(|packet| packet.until);
+        let until = self.packet.as_ref().and_then(|packet| packet.until);
         until.is_some_and(|until| now < until)
     }
 }
@@ -169,23 +128,44 @@ impl Job {
 /// For nodes behind a connection that may break.
 #[cfg(feature = "redis")]
 impl Job {
+    /// Returns the request as it goes over the wire. A command is encoded for the first node to which it is sent; the
+    /// checks of all nodes have the same key.
+    pub(crate) fn encoded(&self, check: &GenerationCheck) -> &EncodedCommand {
+        let Some(packet) = &self.packet else {
+            return &ENCODED_PING;
+        };
+        let encode = || EncodedCommand::new(&packet.command, packet.notifies, check);
+        packet.encoded.get_or_init(encode)
+    }
+
+    /// Returns its row in the table of operations.
+    pub(crate) fn operation(&self) -> &'static Operation {
+        let Some(packet) = &self.packet else {
+            return ENCODED_PING.operation;
+        };
+        match packet.encoded.get() {
+            Some(encoded) => encoded.operation,
+            None => Operation::of(&packet.command, packet.notifies, false),
+        }
+    }
+
     /// Marks the job as sent. How long a release leaves the keys taken is counted from now on.
     pub(crate) fn mark_sent(&mut self) {
         self.times_sent = self.times_sent.saturating_add(1);
-        let Some(packet) = self.request.packet() else {
+        let Some(packet) = &self.packet else {
             return;
         };
         self.sender.mark_sent();
         if let (Op::ReleaseAfter { .. }, Some(until)) = (&packet.command.op, packet.until) {
             let left = until.saturating_duration_since(Instant::now());
             let op = Op::ReleaseAfter { left };
-            self.request = packet.with(op, packet.notifies);
+            self.packet = Some(packet.with(op, packet.notifies));
         }
     }
 
     /// Returns whether this is a release that leaves the keys taken for a while.
     pub(crate) fn leaves_taken(&self) -> bool {
-        matches!(self.request.op(), Some(Op::ReleaseAfter { left }) if !left.is_zero())
+        matches!(self.op(), Some(Op::ReleaseAfter { left }) if !left.is_zero())
     }
 
     /// Returns whether the server may have executed it before, on a connection that is gone.
@@ -210,7 +190,7 @@ impl Job {
 
     /// Returns whether to send the job again after a server has refused it without executing it.
     pub(crate) fn may_be_repeated(&self, now: Instant) -> bool {
-        let is_ping = self.request.packet().is_none();
+        let is_ping = self.packet.is_none();
         let is_over = is_ping || self.sender.is_released();
         self.is_wanted(now) && (self.is_release() || !is_over)
     }
@@ -218,11 +198,10 @@ impl Job {
     /// Turns an acquisition that the plain `SET` refused, without a reason, into one by a script, which has one and
     /// recognises its owner. Returns whether this was one.
     pub(crate) fn ask_why(&mut self) -> bool {
-        let packet = self.request.packet().filter(|packet| !packet.notifies);
-        if let Some(packet) = packet
+        if let Some(packet) = self.packet.as_ref().filter(|packet| !packet.notifies)
             && matches!(packet.command.op, Op::Acquire { proposal: None, .. })
         {
-            self.request = packet.with(packet.command.op.clone(), true);
+            self.packet = Some(packet.with(packet.command.op.clone(), true));
             return true;
         }
         false
@@ -231,7 +210,7 @@ impl Job {
     /// Returns whether to send the job again after the connection on which it was sent has broken: a release
     /// always, a record or a look while the caller waits for its reply. A record is written only once.
     pub(crate) fn is_sent_again(&self) -> bool {
-        match self.request.class() {
+        match self.op().map(Op::class) {
             Some(Class::Release) => true,
             Some(Class::Record) => self.sender.is_open(),
             _ => false,
@@ -244,11 +223,11 @@ impl Job {
     /// counts, but it may have forgotten one that it does not have.
     pub(crate) fn despite(mut self, failure: &NodeFailure) -> Result<Self, Self> {
         let is_quarantined = matches!(failure, NodeFailure::Quarantined { .. });
-        match (self.request.packet(), self.request.class()) {
+        match (&self.packet, self.op().map(Op::class)) {
             (_, Some(Class::Release)) => Ok(self),
             (_, Some(Class::Record)) if is_quarantined => Ok(self),
             (Some(packet), _) if is_quarantined && packet.acquires_with_record() => {
-                self.request = packet.with(Op::Look, false);
+                self.packet = Some(packet.with(Op::Look, false));
                 self.sender.fail_without_record(failure.clone());
                 Ok(self)
             }
@@ -258,7 +237,7 @@ impl Job {
 
     /// Returns the size of the record that the job carries.
     pub(crate) fn bytes(&self) -> usize {
-        self.request.op().map_or(0, Op::record_bytes)
+        self.op().map_or(0, Op::record_bytes)
     }
 
     /// Returns how much longer than the node timeout the job may take because of its size.
@@ -274,14 +253,14 @@ impl Job {
 
 #[cfg(feature = "redis")]
 impl Packet {
-    /// Returns the request for another operation of the same attempt.
-    fn with(&self, op: Op, notifies: bool) -> Request {
+    /// Returns the packet of another operation of the same attempt.
+    fn with(&self, op: Op, notifies: bool) -> Arc<Self> {
         let command = Command {
             op,
             names: Arc::clone(&self.command.names),
             owner: self.command.owner.clone(),
         };
-        Request::Command(Self::new(command, notifies, self.until))
+        Self::new(command, notifies, self.until)
     }
 
     fn acquires_with_record(&self) -> bool {

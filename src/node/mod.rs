@@ -35,7 +35,7 @@ pub(crate) use embedded::EmbeddedNode;
 pub use failure::NodeFailure;
 pub(crate) use failure::whole_seconds;
 pub(crate) use home::Home;
-pub(crate) use job::{Job, Packet, Request};
+pub(crate) use job::{Job, Packet};
 pub(crate) use peers::Peers;
 pub(crate) use release_signal::{ReleaseSignal, ReleaseWatch, Subscription};
 pub(crate) use sync::Mutex;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::node::Mutex;
 use crate::node::embedded::EmbeddedNode;
 use crate::node::failure::NodeFailure;
-use crate::node::job::{Job, Request};
+use crate::node::job::Job;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::sync::MutexGuard;
 use crate::node::traits::Node;
@@ -289,7 +289,7 @@ impl Node for ScriptedLane {
                 why: "scripted as down".into(),
             })),
             Gate::Mute => {
-                if let Request::Command(packet) = &job.request {
+                if let Some(packet) = &job.packet {
                     self.node.store.apply(&packet.command);
                 }
                 script.unanswered.push(job);
@@ -301,9 +301,9 @@ impl Node for ScriptedLane {
 }
 
 fn kind_of(job: &Job) -> OpKind {
-    match &job.request {
-        Request::Ping => OpKind::Ping,
-        Request::Command(packet) => match packet.command.op {
+    match &job.packet {
+        None => OpKind::Ping,
+        Some(packet) => match packet.command.op {
             Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }) => OpKind::Acquire,
             Op::Confirm { .. } | Op::Shared(SharedOp::Confirm { .. }) => OpKind::Confirm,
             Op::Release

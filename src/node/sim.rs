@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
-use crate::node::job::{Job, Request};
+use crate::node::job::Job;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::traits::Node;
 use crate::protocol::message::{Command, Reply};
@@ -60,10 +60,7 @@ impl SimRequest {
     /// Returns the command; `None` for a health check.
     #[must_use]
     pub fn command(&self) -> Option<&Command> {
-        match &self.0.request {
-            Request::Command(packet) => Some(&packet.command),
-            Request::Ping => None,
-        }
+        Some(&self.0.packet.as_ref()?.command)
     }
 
     /// Returns whether to send the request. An acquisition whose attempt is decided must not be sent; a release
@@ -83,7 +80,7 @@ impl SimRequest {
     /// lock only if the owner still holds it.
     #[must_use]
     pub fn notifies(&self) -> bool {
-        matches!(&self.0.request, Request::Command(packet) if packet.notifies)
+        self.0.packet.as_ref().is_some_and(|packet| packet.notifies)
     }
 
     /// Sets the number of subscribers that the node published the release to.

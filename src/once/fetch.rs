@@ -16,9 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
 use crate::lock::{Cluster, Group, LockError, ReadReceiver};
-use crate::node::{
-    Job, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, unguessable,
-};
+use crate::node::{Job, NodeFailure, NodeState, Packet, VoteReceiver, sha256, unguessable};
 use crate::protocol::message::{Command, Op, Reply, transit};
 use crate::protocol::{LockKey, OwnerToken, Record};
 
@@ -107,8 +105,8 @@ async fn read(cluster: &Cluster, (key, head): &(LockKey, Record)) -> Result<Reco
         let now = Instant::now();
         if let Some(node) = nodes.next() {
             due = now + patience;
-            let request = Request::Command(Arc::clone(&packet));
-            cluster.nodes[node].fetch(Job::new(request, votes.sender(node), due));
+            let packet = Some(Arc::clone(&packet));
+            cluster.nodes[node].fetch(Job::new(packet, votes.sender(node), due));
             silent.push(node);
         } else if silent.is_empty() {
             break;

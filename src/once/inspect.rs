@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::lock::{Asked, Cluster, Group, LockError, Redlock};
-use crate::node::{NodeFailure, Packet, Request, sha256, unguessable};
+use crate::node::{NodeFailure, Packet, sha256, unguessable};
 use crate::protocol::message::{Command, KeyState, Op, Reply, Seen};
 use crate::protocol::{FencingToken, KeyNames, LockKey, OwnerToken};
 
@@ -283,7 +283,9 @@ async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
         };
         Some(request(&names, op, cluster.settings.wake_ups))
     };
-    let freed = cluster.ask_all(&revocation_at).await;
+    let nodes = 0..cluster.nodes.len();
+    let revocations = nodes.filter_map(|node| Some((node, Some(revocation_at(node)?))));
+    let freed = cluster.ask(revocations).await;
     let (mut confirmed, mut held, mut failures) = (Vec::new(), 0, Vec::new());
     for (number, (seen, freed)) in seen.into_iter().zip(freed).enumerate() {
         let node = &cluster.names[number];
@@ -324,7 +326,7 @@ async fn see(
     cluster: &Cluster,
     names: &Arc<[KeyNames]>,
 ) -> Vec<Result<(Seen, Duration), NodeFailure>> {
-    let asked = cluster.ask_all(|_| Some(request(names, Op::Inspect, false)));
+    let asked = cluster.ask_all(Some(request(names, Op::Inspect, false)));
     let asked = asked.await.into_iter().enumerate();
     let seen = |(number, asked): (usize, Option<Asked>)| {
         let unanswered = || NodeFailure::Unanswered {
@@ -346,14 +348,14 @@ pub(super) fn names(cluster: &Cluster, key: &LockKey) -> Result<Arc<[KeyNames]>,
     Ok([namespace.with_shared(names)].into())
 }
 
-pub(super) fn request(names: &Arc<[KeyNames]>, op: Op, publishes: bool) -> Request {
+pub(super) fn request(names: &Arc<[KeyNames]>, op: Op, publishes: bool) -> Arc<Packet> {
     let command = Command {
         names: Arc::clone(names),
         // Not looked at.
         owner: OwnerToken::from_random(unguessable()),
         op,
     };
-    Request::Command(Packet::new(command, publishes, None))
+    Packet::new(command, publishes, None)
 }
 
 fn refused(node: &Arc<str>, why: &Arc<str>) -> NodeFailure {

@@ -317,7 +317,7 @@ impl ExecuteOnce {
         let names = names(&group.cluster, &self.key).ok()?;
         let asked = group
             .cluster
-            .ask_all(|_| Some(request(&names, Op::Look, false)));
+            .ask_all(Some(request(&names, Op::Look, false)));
         let replies = asked.await.into_iter().flatten();
         let left = replies.filter_map(|asked| match asked.outcome {
             Ok(Reply::Done {

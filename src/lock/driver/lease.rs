@@ -18,9 +18,7 @@ use crate::lock::state::LockSpec;
 use crate::lock::state::{HolderCommand, LockState};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
-use crate::node::{
-    Job, NodeFailure, Packet, Request, Vote, VoteReceiver, next_proposal, unguessable,
-};
+use crate::node::{Job, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable};
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
 use crate::protocol::lease::{Event, Input, Lease, LeaseSpec};
@@ -329,8 +327,8 @@ impl Driver {
         // This task is the only one that submits for this owner, and a lane keeps the order: on each node, the release
         // follows what it releases.
         for node in request.nodes.iter() {
-            let request = Request::Command(Arc::clone(&packet));
-            let job = Job::new(request, self.votes.sender(node), gone_at);
+            let packet = Some(Arc::clone(&packet));
+            let job = Job::new(packet, self.votes.sender(node), gone_at);
             submit(&spec.cluster, node, job);
         }
     }

@@ -6,18 +6,14 @@ use std::time::Duration;
 use deadpool_redis::redis::Value;
 
 use crate::node::failure::NodeFailure;
-use crate::node::job::Request;
+use crate::node::job::Job;
 use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
 use crate::node::redis::table::number;
 use crate::protocol::message::{Class, Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
 use crate::protocol::{FencingToken, Fingerprint, Record};
 
-/// Decodes a server's reply to `request`.
-pub(super) fn decode(
-    request: &Request,
-    value: &Value,
-    node: &Arc<str>,
-) -> Result<Reply, NodeFailure> {
+/// Decodes a server's reply to a job.
+pub(super) fn decode(job: &Job, value: &Value, node: &Arc<str>) -> Result<Reply, NodeFailure> {
     let refused = |why| NodeFailure::Refused {
         node: Arc::clone(node),
         why,
@@ -27,24 +23,22 @@ pub(super) fn decode(
     {
         return Err(refused(why));
     }
-    let reply = match request {
-        Request::Ping => Some(Reply::Released),
-        Request::Command(packet) => read(&packet.command, value),
+    let reply = match &job.packet {
+        Some(packet) => read(&packet.command, value),
+        None => Some(Reply::Released),
     };
-    let reply = reply.ok_or_else(|| refused(describe_unexpected(request, value).into()))?;
+    let reply = reply.ok_or_else(|| refused(describe_unexpected(job, value).into()))?;
     NodeFailure::vote(node, reply)
 }
 
 /// Describes a reply that is no vote.
-fn describe_unexpected(request: &Request, value: &Value) -> String {
-    match (request, value) {
+fn describe_unexpected(job: &Job, value: &Value) -> String {
+    match (job.op(), value) {
         // It has the form of a reply with a record, so the value of the record key is none.
         (_, Value::Array(parts)) if matches!(**parts, [Value::Int(4), _, _]) => {
             with_remedy(FOREIGN_RECORD.into())
         }
-        (request, Value::BulkString(_)) if request.op() == Some(&Op::Fetch) => {
-            with_remedy(FOREIGN_RECORD.into())
-        }
+        (Some(Op::Fetch), Value::BulkString(_)) => with_remedy(FOREIGN_RECORD.into()),
         _ => "unexpected reply from lock script; check that the URL names the Redis server itself"
             .into(),
     }
@@ -98,16 +92,16 @@ const TEMPORARY: [&str; 9] = [
 /// The reply to a call as a whole, if its script answers all requests at once: what each asked for is granted.
 const ALL_GRANTED: Value = Value::Int(1);
 
-/// Returns the part of the reply to a call of `count` requests that is the reply to the request at `place`, as if that
-/// had been sent alone. Each part is taken once.
-pub(super) fn deal(reply: &mut Value, count: usize, place: usize, request: &Request) -> Value {
+/// Returns the part of the reply to a call of `count` jobs that is the reply to the job at `place`, as if that had been
+/// sent alone. Each part is taken once.
+pub(super) fn deal(reply: &mut Value, count: usize, place: usize, job: &Job) -> Value {
     match reply {
         single if count == 1 => std::mem::replace(single, Value::Nil),
         Value::Array(parts) if parts.len() == count => {
             std::mem::replace(&mut parts[place], Value::Nil)
         }
         all if *all == ALL_GRANTED => {
-            let vote = request.op().filter(|op| op.class() == Class::Vote);
+            let vote = job.op().filter(|op| op.class() == Class::Vote);
             let number = vote.map(|op| i64::try_from(number(op).unwrap_or(0)));
             number.and_then(Result::ok).map_or(ALL_GRANTED, Value::Int)
         }
@@ -251,11 +245,13 @@ mod tests {
     use std::time::Duration;
 
     use deadpool_redis::redis::{Cmd, from_redis_value, parse_redis_value};
+    use tokio::time::Instant;
 
     use super::*;
-    use crate::node::job::Packet;
+    use crate::node::job::{Job, Packet};
     use crate::node::redis::encode::{GenerationCheck, encode_call_into};
     use crate::node::redis::table::{self, Operation};
+    use crate::node::votes::VoteReceiver;
     use crate::protocol::admission::Generation;
     use crate::protocol::{ExecutionId, KeyNames, LockKey, LockKeys, Namespace, OwnerToken};
 
@@ -309,13 +305,18 @@ mod tests {
         }
     }
 
-    fn request(names: &Arc<[KeyNames]>, op: Op) -> Request {
+    fn job(names: &Arc<[KeyNames]>, op: Op) -> Job {
         let command = Command {
             names: Arc::clone(names),
             owner: OwnerToken::from_random([7; 16]),
             op,
         };
-        Request::Command(Packet::new(command, false, None))
+        job_of(Some(Packet::new(command, false, None)))
+    }
+
+    fn job_of(packet: Option<Arc<Packet>>) -> Job {
+        let votes = VoteReceiver::new(&["n".into()].into());
+        Job::new(packet, votes.sender(0), Instant::now())
     }
 
     /// The check of a connection to a server whose generation is unknown, so that requests name none.
@@ -326,14 +327,14 @@ mod tests {
         }
     }
 
-    fn arguments(request: &Request) -> Vec<Vec<u8>> {
+    fn arguments(job: &Job) -> Vec<Vec<u8>> {
         let mut written = Vec::new();
-        encode_into(request, &check(), &mut written);
+        encode_into(job, &check(), &mut written);
         arguments_in(&written)
     }
 
-    fn encode_into(request: &Request, check: &GenerationCheck, output: &mut Vec<u8>) {
-        encode_call_into([request.encoded(check)].into_iter(), check, output);
+    fn encode_into(job: &Job, check: &GenerationCheck, output: &mut Vec<u8>) {
+        encode_call_into([job.encoded(check)].into_iter(), check, output);
     }
 
     fn hash_of(operation: &'static Operation) -> &'static [u8] {
@@ -346,8 +347,8 @@ mod tests {
         arguments
     }
 
-    fn read(request: &Request, parts: Vec<Value>) -> Result<Reply, NodeFailure> {
-        decode(request, &Value::Array(parts), &"node".into())
+    fn read(job: &Job, parts: Vec<Value>) -> Result<Reply, NodeFailure> {
+        decode(job, &Value::Array(parts), &"node".into())
     }
 
     /// The scripts compare the generation as soon as they are given its key.
@@ -363,8 +364,8 @@ mod tests {
             for number in [None, Some(5)] {
                 let others = [Op::Release, Op::Look, Op::Fetch];
                 for op in [acquire(number), confirm(number)].into_iter().chain(others) {
-                    let request = request(names, op.clone());
-                    let has_key = arguments(&request).iter().any(|part| part == GENERATION);
+                    let job = job(names, op.clone());
+                    let has_key = arguments(&job).iter().any(|part| part == GENERATION);
                     assert_eq!(op.class() == Class::Vote, has_key, "{op:?}");
                 }
             }
@@ -385,15 +386,15 @@ mod tests {
         let others = votes.iter().chain(&once[..1]).map(|op| (set.clone(), op));
         for check in [&GenerationCheck::default(), &check(), &admitted] {
             let requests = requests.clone().chain(others.clone());
-            let requests = requests.map(|(names, op)| request(&names, op.clone()));
-            for request in requests.chain([Request::Ping]) {
+            let requests = requests.map(|(names, op)| job(&names, op.clone()));
+            for job in requests.chain([job_of(None)]) {
                 let mut written = b"before".to_vec();
-                encode_into(&request, check, &mut written);
+                encode_into(&job, check, &mut written);
                 let (before, command) = written.split_at(6);
                 let mut expected = Cmd::new();
                 expected.arg(arguments_in(command));
                 assert_eq!(before, b"before");
-                assert_eq!(command, expected.get_packed_command(), "{request:?}");
+                assert_eq!(command, expected.get_packed_command(), "{job:?}");
             }
         }
     }
@@ -434,7 +435,7 @@ mod tests {
         for (intents, op, row, rest) in cases {
             let mut expected: Vec<&[u8]> = vec![b"EVALSHA", hash_of(row)];
             expected.extend(rest.split(' ').map(part));
-            let sent = arguments(&request(&recorded(intents), op.clone()));
+            let sent = arguments(&job(&recorded(intents), op.clone()));
             assert_eq!(sent, expected, "{op:?}, intents: {intents}");
         }
     }
@@ -463,7 +464,7 @@ mod tests {
             (&Op::Look, vec![int(0)], Reply::NotDone),
         ];
         for (op, parts, expected) in cases {
-            let reply = read(&request(&recorded(true), op.clone()), parts);
+            let reply = read(&job(&recorded(true), op.clone()), parts);
             assert_eq!(reply, Ok(expected), "{op:?}");
         }
         let numbers = [
@@ -474,22 +475,18 @@ mod tests {
             (&Op::ReleaseExecuted, 3, Reply::Released),
         ];
         for (op, reply, expected) in numbers {
-            let reply = decode(
-                &request(&recorded(true), op.clone()),
-                &int(reply),
-                &"n".into(),
-            );
+            let reply = decode(&job(&recorded(true), op.clone()), &int(reply), &"n".into());
             assert_eq!(reply, Ok(expected), "{op:?}");
         }
         let ours = record();
         let kept = Value::BulkString(ours.as_bytes().into());
         let head = Value::BulkString(ours.as_bytes()[..Record::HEAD].into());
         for op in [&acquire, &confirm, &keep(), &top_up(), &Op::Look] {
-            let request = request(&recorded(true), op.clone());
+            let job = job(&recorded(true), op.clone());
             for (kept, whole) in [(&kept, true), (&head, false)] {
                 // In the second case another client removed the expiry.
                 for (left, expected) in [(1_000, TIME), (-1, Duration::ZERO)] {
-                    let reply = read(&request, vec![int(4), kept.clone(), int(left)]);
+                    let reply = read(&job, vec![int(4), kept.clone(), int(left)]);
                     let Ok(Reply::Done { record, expires_in }) = reply else {
                         panic!("{op:?}: {reply:?}");
                     };
@@ -500,7 +497,7 @@ mod tests {
             // A foreign value is neither a record nor the absence of one.
             let long = "x".repeat(200);
             for foreign in ["", "foreign data", &long] {
-                let reply = read(&request, vec![int(4), text(foreign), int(-1)]);
+                let reply = read(&job, vec![int(4), text(foreign), int(-1)]);
                 let why = reply.expect_err("it is no record").to_string();
                 let (key, remedy) = ("record key (NAMESPACE:{KEY}:done)", "delete it there");
                 assert!(why.contains(key) && why.contains(remedy), "{why}");
@@ -553,7 +550,7 @@ mod tests {
 
     #[test]
     fn fetch_reads_a_whole_record_without_a_script() {
-        let fetch = request(&recorded(true), Op::Fetch);
+        let fetch = job(&recorded(true), Op::Fetch);
         let sent = arguments(&fetch);
         assert_eq!(sent, [&b"GET"[..], b"redlock:{k}:done"]);
         let read = |value| decode(&fetch, &value, &"node".into());

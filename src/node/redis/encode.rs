@@ -298,11 +298,13 @@ fn write_decimal(mut number: u64, buffer: &mut [u8; 20]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use deadpool_redis::redis::Value;
+    use tokio::time::Instant;
 
     use super::*;
-    use crate::node::job::{Packet, Request};
+    use crate::node::job::{Job, Packet};
     use crate::node::redis::socket::tests::parse_all;
     use crate::node::redis::table;
+    use crate::node::votes::VoteReceiver;
     use crate::protocol::{LockKey, Namespace, OwnerToken};
 
     const TTL: Duration = Duration::from_secs(1);
@@ -310,7 +312,7 @@ mod tests {
     const GENERATION: &str = "r:100:999999:run";
 
     /// Returns a request of the owner with this number on a key of its own.
-    fn request(number: u8, op: Op, notifies: bool) -> Request {
+    fn request(number: u8, op: Op, notifies: bool) -> Job {
         let key = LockKey::from(format!("k{number}"));
         let names = Namespace::default().names(&key.into(), |_| [0; 32]);
         let command = Command {
@@ -318,7 +320,9 @@ mod tests {
             owner: OwnerToken::from_random([number; 16]),
             op,
         };
-        Request::Command(Packet::new(command, notifies, None))
+        let votes = VoteReceiver::new(&["n".into()].into());
+        let packet = Packet::new(command, notifies, None);
+        Job::new(Some(packet), votes.sender(0), Instant::now())
     }
 
     fn acquire(proposal: Option<u64>) -> Op {
@@ -337,12 +341,12 @@ mod tests {
         }
     }
 
-    fn encode(requests: &[Request], check: &GenerationCheck, output: &mut Vec<u8>) {
+    fn encode(requests: &[Job], check: &GenerationCheck, output: &mut Vec<u8>) {
         let commands = requests.iter().map(|request| request.encoded(check));
         encode_call_into(commands, check, output);
     }
 
-    fn arguments(requests: &[Request], check: &GenerationCheck) -> Vec<String> {
+    fn arguments(requests: &[Job], check: &GenerationCheck) -> Vec<String> {
         let mut written = Vec::new();
         encode(requests, check, &mut written);
         let Value::Array(arguments) = parse_all(&written).remove(0) else {

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use deadpool_redis::redis::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
-use crate::node::job::{Packet, Request};
+use crate::node::job::{Job, Packet};
 use crate::node::redis::decode;
 use crate::node::redis::encode::{GenerationCheck, encode_call_into};
 use crate::node::redis::endpoint::Endpoint;
@@ -16,6 +17,7 @@ use crate::node::redis::guard::Guard;
 use crate::node::redis::link::Link;
 use crate::node::redis::listener;
 use crate::node::redis::socket::Socket;
+use crate::node::votes::VoteReceiver;
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Reply};
 
@@ -37,19 +39,24 @@ impl ReplyStream {
 
 /// A request to a node.
 #[derive(Debug)]
-pub struct NodeRequest(Request);
+pub struct NodeRequest(Job);
 
 impl NodeRequest {
     /// Creates the request of a health check.
     #[must_use]
     pub fn ping() -> Self {
-        Self(Request::Ping)
+        Self::of(None)
     }
 
     /// Creates the request that has this command.
     #[must_use]
     pub fn new(command: Command, notifies: bool) -> Self {
-        Self(Request::Command(Packet::new(command, notifies, None)))
+        Self::of(Some(Packet::new(command, notifies, None)))
+    }
+
+    fn of(packet: Option<Arc<Packet>>) -> Self {
+        let votes = VoteReceiver::new(&["n".into()].into());
+        Self(Job::new(packet, votes.sender(0), Instant::now()))
     }
 
     /// Decodes the reply to it.

@@ -143,7 +143,7 @@ mod tests {
     use tokio_test::{assert_pending, assert_ready};
 
     use super::*;
-    use crate::node::job::{Packet, Request};
+    use crate::node::job::Packet;
     use crate::node::votes::VoteReceiver;
     use crate::protocol::message::{Command, Op};
     use crate::protocol::{ExecutionId, Fingerprint, KeyNames, OwnerToken, Record};
@@ -162,7 +162,7 @@ mod tests {
         };
         let packet = Packet::new(command, false, None);
         let votes = VoteReceiver::new(&["n".into()].into());
-        Job::new(Request::Command(packet), votes.sender(0), Instant::now())
+        Job::new(Some(packet), votes.sender(0), Instant::now())
     }
 
     fn record(bytes: usize) -> Job {

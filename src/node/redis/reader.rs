@@ -62,13 +62,13 @@ async fn try_read(server: &RedisServer, job: &Job) -> Result<Reply, NodeFailure>
         }
         let sent = Instant::now();
         let check = GenerationCheck::default();
-        let commands = [job.request.encoded(&check)].into_iter();
+        let commands = [job.encoded(&check)].into_iter();
         link.send(1, |output| encode_call_into(commands, &check, output));
         match link.reply().await {
             Ok(reply) => {
                 NodeCalls::new(&server.name, server.group())
-                    .record(job.request.operation().name, sent.elapsed());
-                return decode(&job.request, &reply, &server.name);
+                    .record(job.operation().name, sent.elapsed());
+                return decode(job, &reply, &server.name);
             }
             Err(why) if Object::metrics(&link).recycle_count == 0 => {
                 return Err(NodeFailure::Disconnected { node: node(), why });

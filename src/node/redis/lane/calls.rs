@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::node::job::{Job, Request};
+use crate::node::job::Job;
 use crate::node::redis::encode::GenerationCheck;
 
 /// The jobs that a lane is about to send, and those on the connection whose replies have not arrived.
@@ -112,7 +112,7 @@ impl Calls {
         let Some(check) = check else {
             return self.push_call(now, [job]);
         };
-        let encoded = job.request.encoded(check);
+        let encoded = job.encoded(check);
         let Some(hash) = encoded.key_hash else {
             // It may be on the keys of jobs before and behind it.
             self.end_run(now);
@@ -127,7 +127,7 @@ impl Calls {
         let (bytes, is_shareable) = (encoded.own_bytes(), encoded.is_shareable(check));
         let fits = |call: &&mut OpenCall| {
             let has_room = call.jobs.len() < MAX_JOBS && call.bytes + bytes <= MAX_BYTES;
-            let is_like = |other: &Job| other.request.encoded(check).is_like(encoded);
+            let is_like = |other: &Job| other.encoded(check).is_like(encoded);
             call.is_shareable && has_room && call.jobs.first().is_some_and(is_like)
         };
         // Any call of the run, not only the last: its jobs are on different keys, so their order is free. The first that fits
@@ -179,18 +179,18 @@ impl Calls {
         });
     }
 
-    /// Ends the run, and returns the requests of each call of the next batch.
+    /// Ends the run, and returns the jobs of each call of the next batch.
     pub(super) fn unsent(
         &mut self,
         now: Instant,
-    ) -> impl ExactSizeIterator<Item = impl ExactSizeIterator<Item = &Request> + Clone> {
+    ) -> impl ExactSizeIterator<Item = impl ExactSizeIterator<Item = &Job> + Clone> {
         self.end_run(now);
         let (calls, jobs) = (&self.calls, &self.jobs);
         let mut from = jobs.len() - self.unsent.1;
         calls.range(calls.len() - self.unsent.0..).map(move |call| {
             let of_call = jobs.range(from..from + call.jobs);
             from += call.jobs;
-            of_call.map(|job| &job.request)
+            of_call
         })
     }
 

@@ -191,8 +191,8 @@ impl Lane {
         {
             live.is_used = true;
             live.link.send(calls.len(), |output| {
-                for requests in calls {
-                    let commands = requests.map(|request| request.encoded(&live.check));
+                for jobs in calls {
+                    let commands = jobs.map(|job| job.encoded(&live.check));
                     encode_call_into(commands, &live.check, output);
                 }
             });
@@ -260,7 +260,7 @@ impl Lane {
                 let Some(job) = self.calls.jobs.pop_front() else {
                     break;
                 };
-                let value = deal(&mut reply, call.jobs, place, &job.request);
+                let value = deal(&mut reply, call.jobs, place, &job);
                 if (is_noscript || is_refused) && job.may_be_repeated(now) {
                     // Sent again behind the other replies at hand. The server has executed nothing.
                     self.parked.push_back(job);
@@ -302,7 +302,7 @@ impl Lane {
             self.parked.push_back(job);
             return false;
         }
-        self.telemetry.record(job.request.operation().name, took);
+        self.telemetry.record(job.operation().name, took);
         let is_release = job.is_release();
         if let Value::Int(published) = value
             && is_release
@@ -313,7 +313,7 @@ impl Lane {
                 self.unpark_refused();
             }
         }
-        let mut outcome = decode(&job.request, value, &self.server.name);
+        let mut outcome = decode(&job, value, &self.server.name);
         if outcome == Ok(Reply::Lost) && is_release && job.is_repeated() {
             // It may have released the lock itself, and only the reply was lost.
             outcome = Ok(Reply::Released);

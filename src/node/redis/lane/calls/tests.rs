@@ -8,7 +8,7 @@ use deadpool_redis::redis::Value;
 use tokio::time::Instant;
 
 use super::*;
-use crate::node::job::{Packet, Request};
+use crate::node::job::Packet;
 use crate::node::redis::decode::deal;
 use crate::node::redis::socket::tests::parse_all;
 use crate::node::votes::VoteReceiver;
@@ -88,11 +88,11 @@ impl Bench {
             op,
         };
         let packet = Packet::new(command, notifies, None);
-        self.add_request(Request::Command(packet));
+        self.add_packet(Some(packet));
     }
 
-    fn add_request(&mut self, request: Request) {
-        let job = Job::new(request, self.votes.sender(0), Instant::now() + TTL);
+    fn add_packet(&mut self, packet: Option<Arc<Packet>>) {
+        let job = Job::new(packet, self.votes.sender(0), Instant::now() + TTL);
         self.calls.add(job, self.check.as_ref(), Instant::now());
     }
 
@@ -113,7 +113,7 @@ impl Bench {
         self.replies.extend(parse_all(replies.as_bytes()));
         let answered = self.take_answered();
         assert!(self.calls.is_empty() && self.calls.jobs.is_empty());
-        let told = |(job, reply, is_whole): (Job, _, _)| (describe(&job.request), reply, is_whole);
+        let told = |(job, reply, is_whole): (Job, _, _)| (describe(&job), reply, is_whole);
         answered.into_iter().map(told).collect()
     }
 
@@ -127,7 +127,7 @@ impl Bench {
             for place in 0..count {
                 let job = self.calls.jobs.pop_front();
                 let job = job.expect("each reply is to jobs");
-                let own = deal(&mut reply, count, place, &job.request);
+                let own = deal(&mut reply, count, place, &job);
                 answered.push((job, own, is_whole));
             }
         }
@@ -135,15 +135,15 @@ impl Bench {
     }
 }
 
-fn describe_all<'a>(requests: impl Iterator<Item = &'a Request>) -> String {
-    let described: Vec<_> = requests.map(describe).collect();
+fn describe_all<'a>(jobs: impl Iterator<Item = &'a Job>) -> String {
+    let described: Vec<_> = jobs.map(describe).collect();
     described.join(", ")
 }
 
-/// Returns the name of a request and its keys, as `acquire a b`.
-fn describe(request: &Request) -> String {
-    let mut described = request.operation().name.to_owned();
-    if let Request::Command(packet) = request {
+/// Returns the name of a job and its keys, as `acquire a b`.
+fn describe(job: &Job) -> String {
+    let mut described = job.operation().name.to_owned();
+    if let Some(packet) = &job.packet {
         for name in packet.command.names.iter() {
             let lock = str::from_utf8(&name.lock).expect("the keys are text");
             let key = lock.trim_start_matches("redlock:{").trim_end_matches('}');
@@ -298,7 +298,7 @@ fn a_job_on_several_keys_is_a_run_of_its_own() {
     bench.add(FENCED, &["b", "c"]);
     bench.add(FENCED, &["d"]);
     bench.add(Op::Release, &["b", "c"]);
-    bench.add_request(Request::Ping);
+    bench.add_packet(None);
     bench.add(FENCED, &["e"]);
     let expected = [
         "acquire a",
@@ -494,7 +494,7 @@ fn replies_are_dealt_out_to_the_oldest_call() {
         let parts = vec![Value::Int(granted); 2];
         bench.replies.push_back(Value::Array(parts));
         let answered = bench.take_answered();
-        let jobs = describe_all(answered.iter().map(|(job, _, _)| &job.request));
+        let jobs = describe_all(answered.iter().map(|(job, _, _)| job));
         assert_eq!(jobs, expected);
         assert!(
             answered

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tokio::net::TcpStream;
 use tokio::time::advance;
 
-use crate::node::job::{Packet, Request};
+use crate::node::job::Packet;
 use crate::node::redis::lane::connection::SHARING_PAUSE;
 use crate::node::redis::lane::connection::tests::candidate;
 use crate::node::redis::server::tests::server;
@@ -95,17 +95,14 @@ impl Bench {
         let new = || VoteReceiver::new(&["n".into()].into());
         let mut votes = self.votes.borrow_mut();
         let sender = votes.entry(owner.id).or_insert_with(new).sender(0);
-        Job::new(Request::Command(packet), sender, Instant::now() + TTL)
+        Job::new(Some(packet), sender, Instant::now() + TTL)
     }
 
     /// Returns the release of an attempt whose lock has expired, but not its intent.
     fn take_back(&self, owner: &Owner) -> Job {
         let mut job = self.job(owner, Op::Release);
-        let Request::Command(packet) = &job.request else {
-            unreachable!("it is a command");
-        };
-        let (command, now) = (packet.command.clone(), Instant::now());
-        job.request = Request::Command(Packet::new(command, false, Some(now + TTL)));
+        let (command, now) = (command_of(&job).clone(), Instant::now());
+        job.packet = Some(Packet::new(command, false, Some(now + TTL)));
         job.useful_until = now;
         job
     }
@@ -150,14 +147,14 @@ impl Bench {
     /// Returns the owners and kinds of the jobs in flight, in order.
     fn in_flight(&self) -> Vec<(OwnerToken, &'static str)> {
         let jobs = self.lane.calls.jobs.iter();
-        jobs.map(|job| match &job.request {
-            Request::Command(packet) => {
-                (packet.command.owner.clone(), job.request.operation().name)
-            }
-            Request::Ping => unreachable!("no test sends a ping"),
-        })
-        .collect()
+        jobs.map(|job| (command_of(job).owner.clone(), job.operation().name))
+            .collect()
     }
+}
+
+/// Returns the command of a job; no test sends a ping.
+fn command_of(job: &Job) -> &Command {
+    &job.packet.as_ref().unwrap().command
 }
 
 /// As after a panic: the release is submitted while the acquisition's sender is still open.
@@ -319,11 +316,8 @@ async fn releases_of_a_call_that_a_busy_server_refuses_are_kept_in_order() {
     bench.lane.on_jobs(jobs.into_iter());
     bench.answer("-BUSY Redis is busy running a script.\r\n");
     assert_eq!(bench.outcomes().len(), 3);
-    let kept = bench.lane.refused.iter().map(|job| match &job.request {
-        Request::Command(packet) => packet.command.owner.clone(),
-        Request::Ping => unreachable!("no test sends a ping"),
-    });
-    assert!(kept.eq(owners.iter().map(|owner| owner.token.clone())));
+    let kept = bench.lane.refused.iter().map(|job| &command_of(job).owner);
+    assert!(kept.eq(owners.iter().map(|owner| &owner.token)));
     // A call of which the server executes some releases is one that it executes.
     let mut next = bench.job_on("next", &Owner::new(9), Op::Release);
     next.mark_sent();
@@ -381,20 +375,14 @@ async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {
     let mut bench = Bench::new().await;
     let owner = Owner::new(1);
     let mut job = bench.job(&owner, Op::ReleaseAfter { left: TTL });
-    let Request::Command(packet) = &job.request else {
-        unreachable!("it is a command");
-    };
-    let command = packet.command.clone();
+    let command = command_of(&job).clone();
     let until = Some(Instant::now() + TTL);
-    job.request = Request::Command(Packet::new(command, false, until));
+    job.packet = Some(Packet::new(command, false, until));
     job.useful_until = Instant::now() + 2 * TTL;
     let left = |bench: &Bench| {
         let jobs = bench.lane.calls.jobs.iter();
-        let left = jobs.map(|job| match &job.request {
-            Request::Command(packet) => packet.command.op.clone(),
-            Request::Ping => unreachable!("no test sends a ping"),
-        });
-        left.collect::<Vec<_>>()
+        jobs.map(|job| command_of(job).op.clone())
+            .collect::<Vec<_>>()
     };
     let after = |seconds| {
         [Op::ReleaseAfter {
