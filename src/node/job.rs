@@ -17,7 +17,7 @@ use crate::protocol::message::Command;
 #[cfg(any(feature = "redis", feature = "test-util"))]
 use crate::protocol::message::Op;
 #[cfg(feature = "redis")]
-use crate::protocol::message::{Class, Reply, transit};
+use crate::protocol::message::{Reply, transit};
 
 /// A request on its way to one node.
 #[derive(Debug)]
@@ -210,11 +210,16 @@ impl Job {
     /// Returns whether to send the job again after the connection on which it was sent has broken: a release
     /// always, a record or a look while the caller waits for its reply. A record is written only once.
     pub(crate) fn is_sent_again(&self) -> bool {
-        match self.op().map(Op::class) {
-            Some(Class::Release) => true,
-            Some(Class::Record) => self.sender.is_open(),
-            _ => false,
-        }
+        self.is_release() || self.is_record() && self.sender.is_open()
+    }
+
+    /// Returns whether this reads or writes a record. It may be repeated, and counts also at a node that has lost its
+    /// memory.
+    fn is_record(&self) -> bool {
+        matches!(
+            self.op(),
+            Some(Op::Record { .. } | Op::TopUp { .. } | Op::Look)
+        )
     }
 
     /// Returns what to send to a node in spite of this failure of the node. The error is a job that is not sent.
@@ -223,10 +228,11 @@ impl Job {
     /// counts, but it may have forgotten one that it does not have.
     pub(crate) fn despite(mut self, failure: &NodeFailure) -> Result<Self, Self> {
         let is_quarantined = matches!(failure, NodeFailure::Quarantined { .. });
-        match (&self.packet, self.op().map(Op::class)) {
-            (_, Some(Class::Release)) => Ok(self),
-            (_, Some(Class::Record)) if is_quarantined => Ok(self),
-            (Some(packet), _) if is_quarantined && packet.acquires_with_record() => {
+        if self.is_release() || is_quarantined && self.is_record() {
+            return Ok(self);
+        }
+        match &self.packet {
+            Some(packet) if is_quarantined && packet.acquires_with_record() => {
                 self.packet = Some(packet.with(Op::Look, false));
                 self.sender.fail_without_record(failure.clone());
                 Ok(self)

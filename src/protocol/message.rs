@@ -87,40 +87,28 @@ pub enum Op {
     Fetch,
 }
 
-/// What a request is to a node that may lose it, or its own memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Class {
-    /// Asks for a lock or its extension, which depends on the memory of the node.
-    Vote,
-    /// Takes back what earlier requests of its owner did. It must reach every node that may have executed one of them.
-    Release,
-    /// Reads or writes a record. It may be repeated, and counts also at a node that has lost its memory.
-    Record,
-    /// Any other.
-    Other,
-}
-
 impl Op {
-    /// Returns what the operation is to a node that may lose it, or its own memory.
-    pub(crate) fn class(&self) -> Class {
-        match self {
-            Self::Acquire { .. } | Self::Confirm { .. } => Class::Vote,
-            Self::Release | Self::ReleaseExecuted | Self::ReleaseAfter { .. } => Class::Release,
-            Self::Record { .. } | Self::TopUp { .. } | Self::Look => Class::Record,
-            Self::Inspect | Self::Revoke { .. } | Self::Fetch => Class::Other,
-            Self::Shared(op) => match op {
-                SharedOp::Acquire { .. } | SharedOp::Confirm { .. } => Class::Vote,
-                SharedOp::Release | SharedOp::Withdraw => Class::Release,
-                SharedOp::Announce { .. } => Class::Other,
-            },
-        }
+    /// Returns whether this asks for a lock or its extension, which depends on the memory of the node.
+    pub(crate) fn is_vote(&self) -> bool {
+        matches!(
+            self,
+            Self::Acquire { .. }
+                | Self::Confirm { .. }
+                | Self::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. })
+        )
     }
 
     /// Returns whether this takes back what earlier requests of its owner did. It must reach every node that may have
     /// executed one of them.
     #[must_use]
     pub fn is_release(&self) -> bool {
-        self.class() == Class::Release
+        matches!(
+            self,
+            Self::Release
+                | Self::ReleaseExecuted
+                | Self::ReleaseAfter { .. }
+                | Self::Shared(SharedOp::Release | SharedOp::Withdraw)
+        )
     }
 
     /// Returns how much longer than the node timeout the request may take because of its size.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use self::memory::{Fence, Holder, Kept, Lock, Mark, remove_if};
 use crate::protocol::admission::Generation;
-use crate::protocol::message::{Class, Command, HolderMark, Op, Reply, Seen};
+use crate::protocol::message::{Command, HolderMark, Op, Reply, Seen};
 use crate::protocol::names::{IntentName, KeyNames, RecordNames, SlotNames};
 use crate::protocol::record::Record;
 use crate::protocol::token::FencingToken;
@@ -36,7 +36,7 @@ impl Store {
     /// Executes one request of a client that knows `generation`, atomically. Only locking depends on the
     /// memory: releases, reads and records are always allowed.
     pub fn apply_in(&mut self, generation: &Generation, command: &Command, now: Duration) -> Reply {
-        if command.op.class() == Class::Vote && self.generation.as_ref() != Some(generation) {
+        if command.op.is_vote() && self.generation.as_ref() != Some(generation) {
             return Reply::Amnesia;
         }
         self.apply(command, now)

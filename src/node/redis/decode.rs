@@ -9,7 +9,7 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
 use crate::node::redis::table::number;
-use crate::protocol::message::{Class, Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
+use crate::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
 use crate::protocol::{FencingToken, Fingerprint, Record};
 
 /// Decodes a server's reply to a job.
@@ -101,7 +101,7 @@ pub(super) fn deal(reply: &mut Value, count: usize, place: usize, job: &Job) -> 
             std::mem::replace(&mut parts[place], Value::Nil)
         }
         all if *all == ALL_GRANTED => {
-            let vote = job.op().filter(|op| op.class() == Class::Vote);
+            let vote = job.op().filter(|op| op.is_vote());
             let number = vote.map(|op| i64::try_from(number(op).unwrap_or(0)));
             number.and_then(Result::ok).map_or(ALL_GRANTED, Value::Int)
         }
@@ -156,7 +156,7 @@ fn read_parts(command: &Command, parts: &[Value]) -> Option<Reply> {
             }
         }
         (Op::Acquire { .. }, [Value::Int(2)]) => Reply::Overflow,
-        (op, [Value::Int(3)]) if op.class() == Class::Vote => Reply::Amnesia,
+        (op, [Value::Int(3)]) if op.is_vote() => Reply::Amnesia,
         (
             Op::Acquire { .. }
             | Op::Confirm { .. }
@@ -366,7 +366,7 @@ mod tests {
                 for op in [acquire(number), confirm(number)].into_iter().chain(others) {
                     let job = job(names, op.clone());
                     let has_key = arguments(&job).iter().any(|part| part == GENERATION);
-                    assert_eq!(op.class() == Class::Vote, has_key, "{op:?}");
+                    assert_eq!(op.is_vote(), has_key, "{op:?}");
                 }
             }
         }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::node::redis::table::{Operation, PING, Part, Verb, number};
 use crate::protocol::KeyNames;
 use crate::protocol::admission::Generation;
-use crate::protocol::message::{Class, Command, Op, SharedOp};
+use crate::protocol::message::{Command, Op, SharedOp};
 
 /// The generation that a request for a vote names, so that it counts only in the memory that was admitted.
 #[derive(Debug, Default)]
@@ -87,7 +87,7 @@ impl EncodedCommand {
                 [name] => Some(hash(name)),
                 _ => None,
             },
-            asks_for_vote: op.class() == Class::Vote,
+            asks_for_vote: op.is_vote(),
             counts: (keys, arguments),
             bytes,
             keys_end,

@@ -2,7 +2,8 @@
 //!
 //! An operation has a row for each command that it may be. A row names the script, the keys and the arguments behind
 //! it, and the script by which several requests share a call. [`encode`](crate::node::redis::encode) interprets it, and
-//! [`load_all`] loads what it names; [`decode`](crate::node::redis::decode) reads the replies. What depends on no server stands beside the operations: see [`Op::class`].
+//! [`load_all`] loads what it names; [`decode`](crate::node::redis::decode) reads the replies. What depends on no
+//! server stands beside the operations: see [`Op::is_vote`].
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
