@@ -10,13 +10,12 @@ use std::sync::{Arc, OnceLock};
 
 use deadpool_redis::redis::{Pipeline, Script};
 
-use self::KeyForm::{Intended, One, Recorded, Several, SeveralSlots, Slot};
 use self::Part::{
     AllSlots, Channels, Count, Done, Fence, Intent, IntentRetention, Lock, Notify, Number,
     NumberOrZero, NumberedFence, Owner, Payload, Readers, Retention, Slots, Time, Word, Writer,
 };
 use self::Verb::Plain;
-use crate::protocol::KeyNames;
+use crate::protocol::{KeyNames, RecordNames};
 use crate::protocol::message::{Command, Op, SharedOp};
 
 /// One row of the table: an operation as one Redis command.
@@ -54,22 +53,6 @@ pub(super) struct SharedCall {
     pub(super) common: Range<usize>,
     /// Whether the script always compares the generation.
     pub(super) is_guarded: bool,
-}
-
-/// The keys of a request.
-#[derive(Debug, Clone, Copy)]
-enum KeyForm {
-    /// One key without records.
-    One,
-    Several,
-    /// A slot of one key.
-    Slot,
-    /// A slot of each of several keys.
-    SeveralSlots,
-    /// One key with records.
-    Recorded,
-    /// One key with records and intents.
-    Intended,
 }
 
 /// A part of a command.
@@ -118,7 +101,7 @@ macro_rules! lua {
     };
 }
 
-/// Defines the rows, each for the operations, keys and plain requests of its pattern; the first that fits is taken.
+/// Defines the rows, each for the operations, names and plain requests of its pattern; the first that fits is taken.
 macro_rules! operations {
     (@shared) => { None };
     (@shared $shared:expr) => { Some($shared) };
@@ -134,9 +117,11 @@ macro_rules! operations {
         static TABLE: &[&Operation] = &[$(&$row),+];
 
         impl Operation {
-            /// Returns the row of a command, which `is_plain` if it asks for nothing that needs a script.
-            fn find(op: &Op, form: KeyForm, is_plain: bool) -> &'static Self {
-                match (op, form, is_plain) {
+            /// Returns the row of a command. `is_guarded` says whether servers compare the generation.
+            pub(crate) fn of(command: &Command, notifies: bool, is_guarded: bool) -> &'static Self {
+                // Whether it asks for nothing that needs a script.
+                let is_plain = !is_guarded && !notifies;
+                match (&command.op, &*command.names, is_plain) {
                     $($pattern => &$row,)+
                 }
             }
@@ -145,41 +130,53 @@ macro_rules! operations {
 }
 
 operations! {
-    ACQUIRE_ONCE: (Op::Acquire { .. }, Recorded | Intended, _) => "acquire", lua!("once", "acquire_once"),
+    ACQUIRE_ONCE: (Op::Acquire { .. }, [KeyNames { record: Some(_), .. }], _) =>
+        "acquire", lua!("once", "acquire_once"),
         [Lock, Fence, Done, Intent], [Owner, NumberOrZero, Time, Retention, IntentRetention];
     // The plain command of the Redlock description, which needs no script.
-    SET: (Op::Acquire { proposal: None, .. }, One, true) => "acquire", Plain("SET"),
+    SET: (Op::Acquire { proposal: None, .. }, [KeyNames { slots: None, .. }], true) =>
+        "acquire", Plain("SET"),
         [Lock], [Owner, Word("NX"), Word("PX"), Time];
-    ACQUIRE: (Op::Acquire { proposal: Some(_), .. }, One, _) => "acquire", lua!("acquire"),
+    ACQUIRE: (Op::Acquire { proposal: Some(_), .. }, [KeyNames { slots: None, .. }], _) =>
+        "acquire", lua!("acquire"),
         [Lock, Fence], [Owner, Number, Time, Retention],
         SharedCall { script: lua!("batch", "acquire_batch"), own: 2, common: 2..4, is_guarded: false };
-    ACQUIRE_UNFENCED: (Op::Acquire { .. }, One, _) => "acquire", lua!("acquire_all"),
+    ACQUIRE_UNFENCED: (Op::Acquire { .. }, [KeyNames { slots: None, .. }], _) =>
+        "acquire", lua!("acquire_all"),
         [Lock], [Owner, Number, Time, Retention, Count, Slots],
         SharedCall { script: lua!("acquire_batch_unfenced"), own: 1, common: 2..3, is_guarded: true };
     ACQUIRE_ALL: (Op::Acquire { .. }, _, _) => "acquire", lua!("acquire_all"),
         [Lock, NumberedFence, AllSlots], [Owner, Number, Time, Retention, Count, Slots];
-    CONFIRM_ONCE: (Op::Confirm { .. }, Recorded | Intended, _) => "confirm", lua!("once", "confirm_once"),
+    CONFIRM_ONCE: (Op::Confirm { .. }, [KeyNames { record: Some(_), .. }], _) =>
+        "confirm", lua!("once", "confirm_once"),
         [Lock, Fence, Done], [Owner, NumberOrZero, Time, Retention];
-    CONFIRM: (Op::Confirm { token: Some(_), .. }, One | Slot, _) => "confirm", lua!("confirm"),
+    CONFIRM: (Op::Confirm { token: Some(_), .. }, [_], _) => "confirm", lua!("confirm"),
         [Lock, Fence], [Owner, Number, Time, Retention],
         SharedCall { script: lua!("batch", "confirm_batch"), own: 2, common: 2..4, is_guarded: false };
     CONFIRM_ALL: (Op::Confirm { .. }, _, _) => "confirm", lua!("confirm_all"),
         [Lock, NumberedFence], [Owner, Number, Time, Retention, Count];
-    RELEASE_ONCE: (Op::Release, Intended, _) => "release", lua!("notify", "release_once"),
+    RELEASE_ONCE: (Op::Release, [KeyNames { record: Some(RecordNames { intent: Some(_), .. }), .. }], _) =>
+        "release", lua!("notify", "release_once"),
         [Lock, Intent], [Owner, Notify];
-    RELEASE: (Op::Release | Op::ReleaseExecuted, One | Recorded | Intended, _) => "release", lua!("notify", "release"),
+    RELEASE: (Op::Release | Op::ReleaseExecuted, [KeyNames { slots: None, .. }], _) =>
+        "release", lua!("notify", "release"),
         [Lock], [Owner, Notify],
         SharedCall { script: lua!("release_batch"), own: 1, common: 1..2, is_guarded: false };
-    RELEASE_ALL: (Op::Release | Op::ReleaseExecuted, Several, _) => "release", lua!("notify", "release_all"),
+    RELEASE_ALL: (Op::Release | Op::ReleaseExecuted, [KeyNames { slots: None, .. }, ..], _) =>
+        "release", lua!("notify", "release_all"),
         [Lock], [Owner, Notify];
     // Of slots too, whose releases have a channel of their own.
-    RELEASE_AFTER: (Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. }, _, _) => "release", lua!("notify", "release_after"),
+    RELEASE_AFTER: (Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. }, _, _) =>
+        "release", lua!("notify", "release_after"),
         [Lock], [Owner, Time, Channels];
-    ACQUIRE_SHARED: (Op::Shared(SharedOp::Acquire { .. }), _, _) => "acquire_shared", lua!("shared", "acquire_shared"),
+    ACQUIRE_SHARED: (Op::Shared(SharedOp::Acquire { .. }), _, _) =>
+        "acquire_shared", lua!("shared", "acquire_shared"),
         [Lock, Readers, Writer], [Owner, Time, Count];
-    CONFIRM_SHARED: (Op::Shared(SharedOp::Confirm { .. }), _, _) => "confirm_shared", lua!("shared", "confirm_shared"),
+    CONFIRM_SHARED: (Op::Shared(SharedOp::Confirm { .. }), _, _) =>
+        "confirm_shared", lua!("shared", "confirm_shared"),
         [Lock, Readers], [Owner, Time, Count];
-    RELEASE_SHARED: (Op::Shared(SharedOp::Release), _, _) => "release_shared", lua!("shared", "notify", "release_shared"),
+    RELEASE_SHARED: (Op::Shared(SharedOp::Release), _, _) =>
+        "release_shared", lua!("shared", "notify", "release_shared"),
         [Lock, Readers], [Owner, Notify];
     ANNOUNCE: (Op::Shared(SharedOp::Announce { .. }), _, _) => "announce", lua!("shared", "announce"),
         [Lock, Writer], [Owner, Time];
@@ -211,23 +208,6 @@ pub(super) static PING: Operation = Operation {
 
 /// Reads a server's generation, and starts a new one if the server process has none.
 pub(super) static ADMIT: Verb = lua!("admit");
-
-impl Operation {
-    /// Returns the row of a command. `is_guarded` says whether servers compare the generation.
-    pub(crate) fn of(command: &Command, notifies: bool, is_guarded: bool) -> &'static Self {
-        let form = match &*command.names {
-            [name] => match &name.record {
-                Some(record) if record.intent.is_some() => Intended,
-                Some(_) => Recorded,
-                None if name.slots.is_some() => Slot,
-                None => One,
-            },
-            [name, ..] if name.slots.is_some() => SeveralSlots,
-            _ => Several,
-        };
-        Self::find(&command.op, form, !is_guarded && !notifies)
-    }
-}
 
 impl Verb {
     /// Returns the command, or the hash of the script.
