@@ -182,10 +182,7 @@ impl Job {
     /// Marks the attempt as released if this is its release, so that its acquisition is neither sent nor repeated
     /// behind it. Returns whether the acquisition was never sent, so that the release is not needed either.
     pub(crate) fn calls_off(&self) -> bool {
-        if self.is_release() {
-            self.sender.mark_released();
-        }
-        self.is_release() && self.sender.is_called_off()
+        self.is_release() && self.sender.mark_released()
     }
 
     /// Returns whether to send the job again after a server has refused it without executing it.

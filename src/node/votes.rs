@@ -65,7 +65,7 @@ pub(crate) struct Vote {
     pub(crate) phase: u32,
     pub(crate) outcome: Result<Reply, NodeFailure>,
     /// The number of subscribers that a release was published to.
-    pub(crate) subscribers: Option<usize>,
+    pub(crate) subscribers: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -241,34 +241,31 @@ impl VoteSender {
         self.channel.sent.fetch_or(self.bit(), Ordering::Relaxed);
     }
 
-    /// Marks its node as one whose lane has taken the release.
+    /// Marks its node as one whose lane has taken the release. Returns whether nothing was sent before it.
     #[cfg(feature = "redis")]
-    pub(crate) fn mark_released(&self) {
-        self.channel
-            .released
-            .fetch_or(self.bit(), Ordering::Relaxed);
+    pub(crate) fn mark_released(&self) -> bool {
+        let released = &self.channel.released;
+        released.fetch_or(self.bit(), Ordering::Relaxed);
+        self.is_called_off()
     }
 
-    /// Returns whether the lane has taken the release. Always true beyond 64 nodes.
+    /// Returns whether the lane has taken the release.
     #[cfg(feature = "redis")]
     pub(crate) fn is_released(&self) -> bool {
-        let bit = self.bit();
-        bit == 0 || self.channel.released.load(Ordering::Relaxed) & bit != 0
+        self.channel.released.load(Ordering::Relaxed) & self.bit() != 0
     }
 
     /// Returns whether the lane has taken the release, and nothing was sent before it.
     #[cfg(feature = "redis")]
     pub(crate) fn is_called_off(&self) -> bool {
-        let bit = self.bit();
-        let was_sent = self.channel.sent.load(Ordering::Relaxed) & bit != 0;
-        bit != 0 && self.is_released() && !was_sent
+        let was_sent = self.channel.sent.load(Ordering::Relaxed) & self.bit() != 0;
+        self.is_released() && !was_sent
     }
 
-    /// Returns the bit of its node; none beyond 64 nodes, whose acquisitions are always released.
+    /// Returns the bit of its node. A group has at most 64 nodes.
     #[cfg(feature = "redis")]
     fn bit(&self) -> u64 {
-        let node = u32::try_from(self.node).ok();
-        node.and_then(|node| 1_u64.checked_shl(node)).unwrap_or(0)
+        1 << self.node
     }
 
     fn push(&mut self, outcome: Result<Reply, NodeFailure>) {
@@ -277,9 +274,7 @@ impl VoteSender {
             node: self.node,
             phase: self.phase,
             outcome,
-            subscribers: self
-                .subscribers
-                .and_then(|count| usize::try_from(count).ok()),
+            subscribers: self.subscribers,
         });
     }
 }
@@ -304,10 +299,14 @@ impl Channel {
             return;
         }
         queue.votes.push_back(vote);
-        let woken = queue.take_waker();
+        let is_due = queue
+            .waiting
+            .as_ref()
+            .is_some_and(|(_, awaited)| queue.has(*awaited));
+        let woken = queue.waiting.take_if(|_| is_due);
         // Woken without the mutex, which the receiver's task locks at once.
         drop(queue);
-        if let Some(waker) = woken {
+        if let Some((waker, _)) = woken {
             waker.wake();
         }
     }
@@ -322,14 +321,6 @@ impl Queue {
         let of_phase = self.votes.iter();
         let of_phase = of_phase.filter(|vote| vote.phase == awaited.number);
         of_phase.count() >= awaited.answers
-    }
-
-    fn take_waker(&mut self) -> Option<Waker> {
-        let (_, awaited) = self.waiting.as_ref()?;
-        if !self.has(*awaited) {
-            return None;
-        }
-        self.waiting.take().map(|(waker, _)| waker)
     }
 }
 

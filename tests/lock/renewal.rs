@@ -196,11 +196,7 @@ async fn minority_that_forgot_the_lock_does_not_resolve_lost() {
 
 #[test]
 fn dropped_runtime_resolves_lost() {
-    let runtime = || {
-        Builder::new_current_thread()
-            .enable_all()
-            .build()
-    };
+    let runtime = || Builder::new_current_thread().enable_all().build();
     let owner = runtime().unwrap();
     let redlock = Redlock::in_memory(3);
     let guard = owner.block_on(redlock.try_lock("k").into_future()).unwrap();

@@ -407,10 +407,11 @@ pub(crate) struct Watching {
 /// The processes that wait for the key of a place.
 impl Place {
     /// Sets the number of subscribers to which a node published a release.
-    pub(crate) fn set_subscribers(&self, subscribers: usize) {
+    pub(crate) fn set_subscribers(&self, subscribers: u32) {
         // Relaxed here and below: the counts only say who should go first. With a stale one, a process waits for one turn
         // more, or polls; no lock depends on it.
-        self.subscribers.store(subscribers, Ordering::Relaxed);
+        self.subscribers
+            .store(subscribers as usize, Ordering::Relaxed);
     }
 
     /// Returns the number of waiting processes, this one included, if there are others and the last release was

@@ -15,8 +15,8 @@ use self::Part::{
     NumberOrZero, NumberedFence, Owner, Payload, Readers, Retention, Slots, Time, Word, Writer,
 };
 use self::Verb::Plain;
-use crate::protocol::{KeyNames, RecordNames};
 use crate::protocol::message::{Command, Op, SharedOp};
+use crate::protocol::{KeyNames, RecordNames};
 
 /// One row of the table: an operation as one Redis command.
 #[derive(Debug)]
