@@ -231,11 +231,16 @@ impl Guard {
             .store(observed.admissions.has_twins(), Ordering::Relaxed);
     }
 
-    /// Returns the other node that is the same server, or a copy of it.
-    pub(super) fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
+    /// Returns whether any two nodes are one server.
+    pub(super) fn has_duplicates(&self) -> bool {
         // A hint that saves the lock. The lane of the later one of the two has stored it, under the lock, when the server was
         // admitted, so that one never votes meanwhile; the other may, for a moment.
-        if !self.has_duplicates.load(Ordering::Relaxed) {
+        self.has_duplicates.load(Ordering::Relaxed)
+    }
+
+    /// Returns the other node that is the same server, or a copy of it.
+    pub(super) fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
+        if !self.has_duplicates() {
             return None;
         }
         self.observed.lock().admissions.twin_of(node).cloned()

@@ -105,6 +105,10 @@ impl RedisServer {
     /// Returns the failure of a request that is not sent because the node is down or must not vote, as far as that is
     /// known. Otherwise, the request waits until the lane knows more; if there is no lane, it starts one.
     pub(super) fn failure(&self) -> Option<NodeFailure> {
+        let guard = self.guard.as_ref();
+        if self.is_open() && guard.is_none_or(|guard| !guard.has_duplicates()) {
+            return None;
+        }
         self.is_known().then(|| self.last_failure()).flatten()
     }
 
