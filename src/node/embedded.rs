@@ -83,7 +83,10 @@ impl Node for EmbeddedNode {
             }
             None => Reply::Released,
         };
-        job.sender.send(NodeFailure::vote(&self.name, reply));
+        job.sender.send(match reply {
+            Reply::Overflow => Err(NodeFailure::overflow(&self.name)),
+            reply => Ok(reply),
+        });
     }
 
     fn subscribe(

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::protocol::message::Reply;
-
 /// The reason for which one node did not vote on a lock. Names the node by its address, without credentials.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -85,15 +83,12 @@ impl NodeFailure {
         }
     }
 
-    /// Returns a node's reply as its vote. A fence at its maximum is a failure.
-    pub(crate) fn vote(node: &Arc<str>, reply: Reply) -> Result<Reply, Self> {
-        match reply {
-            Reply::Overflow => Err(Self::Refused {
-                node: Arc::clone(node),
-                why: "the fence of this key has reached its largest value; delete the fence key on this node"
-                    .into(),
-            }),
-            reply => Ok(reply),
+    /// Returns the failure of a node on which a fence is at its maximum.
+    pub(crate) fn overflow(node: &Arc<str>) -> Self {
+        Self::Refused {
+            node: Arc::clone(node),
+            why: "the fence of this key has reached its largest value; delete the fence key on this node"
+                .into(),
         }
     }
 

@@ -27,8 +27,11 @@ pub(super) fn decode(job: &Job, value: &Value, node: &Arc<str>) -> Result<Reply,
         Some(packet) => read(&packet.command, value),
         None => Some(Reply::Released),
     };
-    let reply = reply.ok_or_else(|| refused(describe_unexpected(job, value).into()))?;
-    NodeFailure::vote(node, reply)
+    match reply {
+        Some(Reply::Overflow) => Err(NodeFailure::overflow(node)),
+        Some(reply) => Ok(reply),
+        None => Err(refused(describe_unexpected(job, value).into())),
+    }
 }
 
 /// Describes a reply that is no vote.
