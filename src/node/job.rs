@@ -247,11 +247,6 @@ impl Job {
     pub(crate) fn transit(&self) -> Duration {
         transit(self.bytes())
     }
-
-    /// Returns whether this is a release whose lock has expired, so that at most an intent is left to take back.
-    pub(crate) fn is_about_intent(&self, now: Instant) -> bool {
-        self.is_release() && !self.may_unlock(now)
-    }
 }
 
 #[cfg(feature = "redis")]

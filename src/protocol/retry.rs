@@ -38,12 +38,7 @@ impl Retry {
             .base
             .saturating_mul(1_u32.checked_shl(attempt.min(16)).unwrap_or(u32::MAX))
             .min(self.max);
-        let drawn = scale(ceiling, random);
-        match hint {
-            // Shortly after the expiry, and spread over a base delay.
-            Some(left) => drawn.min(left.saturating_add(scale(self.base, random))),
-            None => drawn,
-        }
+        self.poll_delay(ceiling, hint, random)
     }
 
     /// Returns the delay before the next attempt of a subscribed waiter: uniform from zero to `bound`.
@@ -52,12 +47,12 @@ impl Retry {
     /// message can be lost, and a lock that expires sends none.
     #[must_use]
     pub fn poll_delay(&self, bound: Duration, hint: Option<Duration>, random: u64) -> Duration {
-        Self::new(bound, bound)
-            .delay(0, None, random)
-            .min(match hint {
-                Some(left) => left.saturating_add(scale(self.base, random)),
-                None => Duration::MAX,
-            })
+        let drawn = scale(bound, random);
+        match hint {
+            // Shortly after the expiry, and spread over a base delay.
+            Some(left) => drawn.min(left.saturating_add(scale(self.base, random))),
+            None => drawn,
+        }
     }
 
     /// Returns the reaction of a process to the notification of a release that reached `subscribers` processes,

@@ -168,11 +168,16 @@ impl RedisServer {
 
     /// Returns the failure of a request to a server that has lost its memory since it was admitted.
     pub(super) fn amnesia(&self) -> NodeFailure {
-        let window = self.guard.as_ref().map(|guard| guard.window());
         NodeFailure::Quarantined {
             node: Arc::clone(&self.name),
-            left: window.unwrap_or_default(),
+            left: self.window(),
         }
+    }
+
+    /// Returns how long the server must not vote after it has lost its memory.
+    pub(super) fn window(&self) -> Duration {
+        let guard = self.guard.as_ref();
+        guard.map_or(Duration::ZERO, |guard| guard.window())
     }
 
     /// Forgets what is known, because no lane observes the server any more.

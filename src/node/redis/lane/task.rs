@@ -286,9 +286,9 @@ impl Lane {
         if !self.parked.is_empty() {
             self.send_parked();
         }
-        if let Some(guard) = self.server.guard.as_ref().filter(|_| forgot_all) {
+        if forgot_all {
             // A new connection has it admitted again.
-            self.server.set_quarantined(guard.window());
+            self.server.set_quarantined(self.server.window());
             if !self.connection.is_probing() {
                 self.connection.start_attempt();
             }
@@ -501,7 +501,9 @@ impl Lane {
         let has_room = waiting <= MAX_KEPT;
         let finished = &mut self.finished;
         let mut is_kept = |job: &Job| {
-            let is_kept = job.is_wanted(now) && (has_room || !job.is_about_intent(now));
+            // Of a release whose lock has expired, at most an intent is left to take back.
+            let is_due = has_room || !job.is_release() || job.may_unlock(now);
+            let is_kept = is_due && job.is_wanted(now);
             *finished += if is_kept { 0 } else { weight(job) };
             is_kept
         };
