@@ -366,8 +366,8 @@ impl RedlockBuilder {
         let groups = self.groups.iter().chain(self.moving_to.iter().flatten());
         let sources: usize = groups.chain([&self.nodes]).map(NodeGroup::sources).sum();
         Ok(match settings.quarantine()? {
-            Some(window) => Some(Guard::new(window, settings.namespace.generation())),
-            None => (sources > 1).then(Guard::off),
+            Some(window) => Some(Guard::new(window, Some(settings.namespace.generation()))),
+            None => (sources > 1).then(|| Guard::new(Duration::ZERO, None)),
         })
     }
 }

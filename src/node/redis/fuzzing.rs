@@ -116,8 +116,8 @@ impl AdmissionGuard {
     #[must_use]
     pub fn new(window: Option<Duration>) -> Self {
         Self(match window {
-            Some(window) => Guard::new(window, b"redlock:generation"[..].into()),
-            None => Guard::off(),
+            Some(window) => Guard::new(window, Some(b"redlock:generation"[..].into())),
+            None => Guard::new(Duration::ZERO, None),
         })
     }
 

@@ -74,16 +74,8 @@ pub(super) struct Admission {
 }
 
 impl Guard {
-    pub(crate) fn new(window: Duration, generation_key: Arc<[u8]>) -> Arc<Self> {
-        Self::from_parts(window, Some(generation_key))
-    }
-
-    /// Creates a guard that is off.
-    pub(crate) fn off() -> Arc<Self> {
-        Self::from_parts(Duration::ZERO, None)
-    }
-
-    fn from_parts(window: Duration, generation_key: Option<Arc<[u8]>>) -> Arc<Self> {
+    /// Creates a guard, which is off without a generation key.
+    pub(crate) fn new(window: Duration, generation_key: Option<Arc<[u8]>>) -> Arc<Self> {
         let observed = Observed {
             admissions: Admissions::new(window),
             servers: BTreeMap::new(),
