@@ -352,9 +352,13 @@ impl fmt::Display for KeyError {
                 f,
                 "{count} keys were requested in one lock and at most {max} are allowed; lock a coarser resource"
             ),
-            Self::Reserved => f.write_str(
-                "in the empty namespace a lock key may not begin with `redlock:fence:`, `redlock:done:` or `redlock:intent:`, or be `redlock:generation`; set a namespace",
-            ),
+            Self::Reserved => {
+                f.write_str("in the empty namespace a lock key may not begin with ")?;
+                for word in BESIDE {
+                    write!(f, "`redlock:{word}:`, ")?;
+                }
+                f.write_str("or be `redlock:generation`; set a namespace")
+            }
             Self::Malformed(why) => write!(f, "the key is malformed: {why}"),
             Self::Misconfigured(why) => write!(f, "the lock key is misconfigured: {why}"),
         }
@@ -362,6 +366,9 @@ impl fmt::Display for KeyError {
 }
 
 impl std::error::Error for KeyError {}
+
+/// The words of the keys beside a lock, as in `redlock:{a}:fence`.
+pub(super) const BESIDE: [&str; 6] = ["fence", "done", "intent", "readers", "writer", "slots"];
 
 /// Returns the length of a part that may name the kind of resource: a word of few characters, as programs
 /// have them, and not an id, an address or other data of users.

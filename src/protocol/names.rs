@@ -3,28 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::protocol::key::{KeyError, LockKey, LockKeys};
+use crate::protocol::key::{BESIDE, KeyError, LockKey, LockKeys};
 
 /// The longest key, in bytes, that a node sees in clear; the SHA-256 replaces a longer one.
 pub const MAX_CLEAR_KEY: usize = 512;
-
-/// The prefix of fences in the empty namespace, where locks have the bare keys.
-const BARE_FENCE: &[u8] = b"redlock:fence:";
-
-/// The prefix of records in the empty namespace.
-const BARE_DONE: &[u8] = b"redlock:done:";
-
-/// The prefix of intents in the empty namespace.
-const BARE_INTENT: &[u8] = b"redlock:intent:";
-
-/// The prefix of readers in the empty namespace.
-const BARE_READERS: &[u8] = b"redlock:readers:";
-
-/// The prefix of waiting writers in the empty namespace.
-const BARE_WRITER: &[u8] = b"redlock:writer:";
-
-/// The prefix of the channels of slots in the empty namespace.
-const BARE_SLOTS: &[u8] = b"redlock:slots:";
 
 /// The key of the generation in the empty namespace.
 const BARE_GENERATION: &str = "redlock:generation";
@@ -165,9 +147,9 @@ impl Namespace {
         LockKeys::from(key.clone()).check()?;
         let names = self.name(key, digest)?;
         let record = RecordNames {
-            done: self.beside(&names, BARE_DONE, b":done"),
+            done: self.beside(&names.lock, "done"),
             intent: intents.map(|retention| IntentName {
-                name: self.beside(&names, BARE_INTENT, b":intent"),
+                name: self.beside(&names.lock, "intent"),
                 retention,
             }),
         };
@@ -181,8 +163,8 @@ impl Namespace {
     #[must_use]
     pub fn with_shared(&self, names: KeyNames) -> KeyNames {
         let shared = SharedNames {
-            readers: self.beside(&names, BARE_READERS, b":readers"),
-            writer: self.beside(&names, BARE_WRITER, b":writer"),
+            readers: self.beside(&names.lock, "readers"),
+            writer: self.beside(&names.lock, "writer"),
         };
         KeyNames {
             shared: Some(shared),
@@ -207,7 +189,7 @@ impl Namespace {
         let mut slots = vec![Vec::new(); count];
         for key in keys.as_slice() {
             // Not the name of a lock, which has a channel of its own.
-            let channel = self.beside(&self.name(key, &digest)?, BARE_SLOTS, b":slots");
+            let channel = self.beside(&self.name(key, &digest)?.lock, "slots");
             let names: Result<Vec<_>, _> = (0..count)
                 .map(|slot| self.name(&(key, "slot", slot).into(), &digest))
                 .collect();
@@ -226,12 +208,13 @@ impl Namespace {
         Ok(slots.into_iter().map(Arc::from).collect())
     }
 
-    /// Returns the name of a key beside a lock.
-    fn beside(&self, names: &KeyNames, bare: &[u8], suffix: &[u8]) -> Arc<[u8]> {
+    /// Returns the name of the key beside a lock that has this word, one of [`BESIDE`].
+    fn beside(&self, lock: &[u8], word: &str) -> Arc<[u8]> {
+        let word = word.as_bytes();
         if self.0.is_empty() {
-            [bare, b"{", &names.lock, b"}"].concat().into()
+            [b"redlock:", word, b":{", lock, b"}"].concat().into()
         } else {
-            [&names.lock, suffix].concat().into()
+            [lock, b":", word].concat().into()
         }
     }
 
@@ -277,20 +260,17 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
             max: MAX_CLEAR_KEY,
         });
     }
-    let ours = [
-        BARE_FENCE,
-        BARE_DONE,
-        BARE_INTENT,
-        BARE_READERS,
-        BARE_WRITER,
-        BARE_SLOTS,
-    ];
-    if ours.iter().any(|ours| key.starts_with(ours)) || key == BARE_GENERATION.as_bytes() {
+    let is_ours = |word: &str| {
+        let rest = key.strip_prefix(b"redlock:");
+        let rest = rest.and_then(|rest| rest.strip_prefix(word.as_bytes()));
+        rest.is_some_and(|rest| rest.starts_with(b":"))
+    };
+    if BESIDE.into_iter().any(is_ours) || key == BARE_GENERATION.as_bytes() {
         return Err(KeyError::Reserved);
     }
     Ok(KeyNames {
         lock: key.into(),
-        fence: [BARE_FENCE, b"{", key, b"}"].concat().into(),
+        fence: [b"redlock:fence:{", key, b"}"].concat().into(),
         record: None,
         shared: None,
         slots: None,
