@@ -3,7 +3,7 @@
 #
 #   tests/schedules.sh                                  1,000 orders for each check
 #   tests/schedules.sh 100000                           so many orders
-#   tests/schedules.sh 1000 votes::tests::schedules     the checks whose names contain this
+#   tests/schedules.sh 1000 job::tests::schedules       the checks whose names contain this
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

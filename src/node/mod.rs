@@ -29,13 +29,12 @@ pub(crate) mod sync;
 mod system;
 pub(crate) mod telemetry;
 mod traits;
-mod votes;
 
 pub(crate) use embedded::EmbeddedNode;
 pub use failure::NodeFailure;
 pub(crate) use failure::whole_seconds;
 pub(crate) use home::Home;
-pub(crate) use job::{Job, Packet};
+pub(crate) use job::{Job, Packet, Vote, VoteReceiver};
 pub(crate) use peers::Peers;
 pub(crate) use release_signal::{ReleaseSignal, ReleaseWatch, Subscription};
 pub(crate) use sync::Mutex;
@@ -44,4 +43,3 @@ pub(crate) use system::{NEVER, after, next_proposal, random_u64, sha256, unguess
 pub use telemetry::LATENCY_BUCKETS;
 pub(crate) use traits::Node;
 pub use traits::NodeState;
-pub(crate) use votes::{Vote, VoteReceiver};

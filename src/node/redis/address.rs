@@ -9,7 +9,7 @@ use deadpool_redis::redis::{
 use futures_util::future::select_ok;
 use tokio::net::{TcpStream, lookup_host};
 
-use crate::node::redis::socket::ByteStream;
+use crate::node::redis::link::ByteStream;
 
 /// The address of a server and the credentials for it.
 #[derive(Debug)]

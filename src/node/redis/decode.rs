@@ -251,10 +251,8 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::node::job::{Job, Packet};
-    use crate::node::redis::encode::{GenerationCheck, encode_call_into};
-    use crate::node::redis::table::{self, Operation};
-    use crate::node::votes::VoteReceiver;
+    use crate::node::job::{Job, Packet, VoteReceiver};
+    use crate::node::redis::table::{self, GenerationCheck, Operation, encode_call_into};
     use crate::protocol::admission::Generation;
     use crate::protocol::{ExecutionId, KeyNames, LockKey, LockKeys, Namespace, OwnerToken};
 

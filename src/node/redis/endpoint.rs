@@ -13,8 +13,7 @@ use crate::node::redis::address::Address;
 use crate::node::redis::describe::{
     describe_auth, describe_panic, describe_pool, describe_refusal, describe_url,
 };
-use crate::node::redis::link::Link;
-use crate::node::redis::socket::Socket;
+use crate::node::redis::link::{Link, Socket};
 
 /// One server: its connections, and the name to show.
 pub(crate) struct Endpoint {

@@ -9,15 +9,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
-use crate::node::job::{Job, Packet};
+use crate::node::job::{Job, Packet, VoteReceiver};
 use crate::node::redis::decode;
-use crate::node::redis::encode::{GenerationCheck, encode_call_into};
 use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
-use crate::node::redis::link::Link;
+use crate::node::redis::link::{Link, Socket};
 use crate::node::redis::listener;
-use crate::node::redis::socket::Socket;
-use crate::node::votes::VoteReceiver;
+use crate::node::redis::table::{GenerationCheck, encode_call_into};
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Reply};
 

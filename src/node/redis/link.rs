@@ -1,17 +1,18 @@
-//! Links: the connections to a server, whoever made them.
+//! Links: the connections to a server, whoever made them, and the sockets that one task writes and reads itself.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value};
+use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value, parse_redis_value};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::unconstrained;
 
 use crate::node::redis::describe::{describe, describe_refusal};
-use crate::node::redis::socket::Socket;
 
 /// A connection to a server, which answers requests in the order in which they are sent.
 pub(super) enum Link {
@@ -20,20 +21,6 @@ pub(super) enum Link {
     /// A connection of redis-rs, from the user's pool.
     Pooled(PooledLink),
 }
-
-/// A connection of redis-rs, which drives it in a task of its own.
-pub(super) struct PooledLink {
-    connection: MultiplexedConnection,
-    /// The replies to all unanswered requests, oldest first, of those that were sent together in one. Dropping one may keep
-    /// redis-rs from sending its requests.
-    unanswered: VecDeque<PooledReplies>,
-    /// The replies that have arrived and were not returned yet.
-    arrived: VecDeque<Value>,
-    /// Whether a request has failed.
-    is_lost: bool,
-}
-
-type PooledReplies = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
 
 impl Link {
     pub(super) fn from_pool(connection: MultiplexedConnection) -> Self {
@@ -141,6 +128,244 @@ impl Link {
     }
 }
 
+/// A stream of bytes to a server and back: TCP, TLS or a Unix socket.
+pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
+
+/// A connection to a server that one task alone uses.
+///
+/// # Design
+///
+/// A connection of redis-rs passes every command through a queue to a task that drives the stream, copies it into
+/// a pipeline and the pipeline into a buffer, and passes the replies back in the same way. A lane is such a task
+/// already, and a lock on five nodes would pass through two tasks ten times.
+///
+/// Values and arrays are read here, because the parser of redis-rs starts again with each reply, or owns the bytes if it
+/// is to continue one; a number, which is what a request usually gets, then costs it two clearings of a buffer of eight
+/// kibibytes and three allocations. It reads the other lines.
+pub(super) struct Socket {
+    stream: Box<dyn ByteStream>,
+    /// The bytes to write, from `written` on.
+    output: Vec<u8>,
+    written: usize,
+    /// The bytes that were read and not parsed yet, from `parsed` to `filled`.
+    input: Vec<u8>,
+    parsed: usize,
+    filled: usize,
+    /// The arrays of the reply that is being read, the outermost first, each with the number of its elements.
+    open: Vec<(Vec<Value>, usize)>,
+    /// The length of what has been parsed of that reply.
+    length: usize,
+    /// The number of requests without a reply.
+    unanswered: usize,
+}
+
+impl Socket {
+    /// Takes over a stream on which nothing is in transit.
+    pub(super) fn new(stream: Box<dyn ByteStream>) -> Self {
+        Self {
+            stream,
+            output: Vec::new(),
+            written: 0,
+            input: vec![0; ROOM],
+            parsed: 0,
+            filled: 0,
+            open: Vec::new(),
+            length: 0,
+            unanswered: 0,
+        }
+    }
+
+    /// Appends requests with this many replies to the output, which polling for the replies writes.
+    pub(super) fn send(&mut self, replies: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        write(&mut self.output);
+        self.unanswered = self.unanswered.saturating_add(replies);
+    }
+
+    /// Returns whether requests are unanswered.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.unanswered > 0
+    }
+
+    /// Returns the next reply, or what the server sends unasked.
+    ///
+    /// # Errors
+    ///
+    /// The connection is lost.
+    pub(super) fn poll_reply(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Value, Arc<str>>> {
+        self.write(context).map_err(|error| error.to_string())?;
+        loop {
+            if let Some(reply) = self.parse()? {
+                self.unanswered = self.unanswered.saturating_sub(1);
+                return Poll::Ready(Ok(reply));
+            }
+            ready!(self.poll_fill(context)).map_err(|error| error.to_string())?;
+        }
+    }
+
+    /// Takes the next reply out of the input, if it is complete. Each element is parsed once, however the reply arrives.
+    fn parse(&mut self) -> Result<Option<Value>, Arc<str>> {
+        loop {
+            let unparsed = &self.input[self.parsed..self.filled];
+            let Some((mut value, elements, length)) = parse_element(unparsed)? else {
+                return Ok(None);
+            };
+            self.parsed += length;
+            self.length += length;
+            if elements > 0 {
+                if self.open.len() == MAX_DEPTH {
+                    return Err(INVALID.into());
+                }
+                self.open.push((Vec::new(), elements));
+                continue;
+            }
+            // It may be the last element of several arrays.
+            loop {
+                let Some((parts, elements)) = self.open.last_mut() else {
+                    self.length = 0;
+                    return Ok(Some(value));
+                };
+                parts.push(value);
+                if parts.len() < *elements {
+                    break;
+                }
+                value = Value::Array(std::mem::take(parts));
+                self.open.pop();
+            }
+        }
+    }
+
+    /// Reads more bytes from the stream.
+    fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.make_room();
+        let mut room = ReadBuf::new(&mut self.input[self.filled..]);
+        ready!(Pin::new(&mut self.stream).poll_read(context, &mut room))?;
+        let count = room.filled().len();
+        self.filled += count;
+        let lost = |kind, why| Poll::Ready(Err(io::Error::new(kind, why)));
+        if count == 0 {
+            return lost(ErrorKind::UnexpectedEof, "the server closed the connection");
+        }
+        if self.length + self.filled > MAX_REPLY {
+            return lost(ErrorKind::InvalidData, "the reply is too long");
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Makes room for more input: the usual room, or for a long reply twice the previous one.
+    fn make_room(&mut self) {
+        if self.parsed > 0 {
+            self.input.copy_within(self.parsed..self.filled, 0);
+            self.filled -= self.parsed;
+            self.parsed = 0;
+        }
+        if self.filled == self.input.len() {
+            self.input.resize(2 * self.filled, 0);
+        } else if self.filled == 0 && self.input.len() > MAX_KEPT {
+            self.input = vec![0; ROOM];
+        }
+    }
+
+    /// Writes as much as the stream accepts.
+    fn write(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        while self.written < self.output.len() {
+            let stream = Pin::new(&mut self.stream);
+            match stream.poll_write(context, &self.output[self.written..]) {
+                Poll::Ready(Ok(0)) => return Err(ErrorKind::WriteZero.into()),
+                Poll::Ready(written) => self.written += written?,
+                Poll::Pending => {
+                    // Frees what was written also under a load that never empties the buffer. Never moves more
+                    // bytes than were written.
+                    if self.written >= MAX_KEPT && 2 * self.written >= self.output.len() {
+                        self.output.drain(..self.written);
+                        self.written = 0;
+                    }
+                    return Ok(());
+                }
+            }
+        }
+        self.written = 0;
+        self.output.clear();
+        // A big record may have grown it.
+        self.output.shrink_to(MAX_KEPT);
+        // TLS has a buffer of its own.
+        match Pin::new(&mut self.stream).poll_flush(context) {
+            Poll::Ready(flushed) => flushed,
+            Poll::Pending => Ok(()),
+        }
+    }
+}
+
+/// Parses the element at the beginning of a reply: a value, or the head of an array of that many elements. Returns its
+/// length too, or `None` until it is complete.
+///
+/// # Errors
+///
+/// The bytes are no reply.
+fn parse_element(input: &[u8]) -> Result<Option<(Value, usize, usize)>, Arc<str>> {
+    let Some(kind) = input.first() else {
+        return Ok(None);
+    };
+    if !b":+-$*".contains(kind) {
+        return Err(INVALID.into());
+    }
+    // A line that is too long is refused however many pieces it arrives in.
+    let Some(line) = input.iter().take(MAX_LINE).position(|byte| *byte == b'\n') else {
+        return match input.len() <= MAX_LINE {
+            true => Ok(None),
+            false => Err(INVALID.into()),
+        };
+    };
+    let (line, rest) = input.split_at(line + 1);
+    // redis-rs would take a lone line feed for a part of the line, and end the reply elsewhere.
+    let content = line[1..].strip_suffix(b"\r\n").ok_or(INVALID)?;
+    if matches!(kind, b'+' | b'-') {
+        let value = match line {
+            b"+OK\r\n" => Value::Okay,
+            _ => parse_redis_value(line).map_err(|_| INVALID)?,
+        };
+        return Ok(Some((value, 0, line.len())));
+    }
+    let number = str::from_utf8(content)
+        .ok()
+        .and_then(|digits| digits.parse().ok());
+    let number: i64 = number.ok_or(INVALID)?;
+    Ok(match (kind, usize::try_from(number)) {
+        (b':', _) => Some((Value::Int(number), 0, line.len())),
+        (_, Err(_)) if number < 0 => Some((Value::Nil, 0, line.len())),
+        (_, Err(_)) => return Err(INVALID.into()),
+        (b'*', Ok(count)) => Some((Value::Array(Vec::new()), count, line.len())),
+        // Complete with its end of line.
+        (_, Ok(count)) if rest.len() < count.saturating_add(2) => None,
+        (_, Ok(count)) => {
+            let (bulk, end) = rest.split_at(count);
+            if !end.starts_with(b"\r\n") {
+                return Err(INVALID.into());
+            }
+            let length = line.len() + count + 2;
+            Some((Value::BulkString(bulk.into()), 0, length))
+        }
+    })
+}
+
+/// A connection of redis-rs, which drives it in a task of its own.
+pub(super) struct PooledLink {
+    connection: MultiplexedConnection,
+    /// The replies to all unanswered requests, oldest first, of those that were sent together in one. Dropping one may keep
+    /// redis-rs from sending its requests.
+    unanswered: VecDeque<PooledReplies>,
+    /// The replies that have arrived and were not returned yet.
+    arrived: VecDeque<Value>,
+    /// Whether a request has failed.
+    is_lost: bool,
+}
+
+type PooledReplies = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
+
 impl PooledLink {
     /// Sends commands together, behind all earlier ones.
     fn send(&mut self, bytes: &[u8]) {
@@ -188,56 +413,22 @@ fn read_commands(mut bytes: &[u8]) -> Pipeline {
     commands
 }
 
+const INVALID: &str = "the reply is not RESP2; check that the URL names a Redis server";
+
+/// The maximum length of a line, with its end.
+const MAX_LINE: usize = 64 << 10;
+
+/// The depth of nested arrays; the scripts nest two.
+const MAX_DEPTH: usize = 8;
+
+/// The maximum length of a reply.
+const MAX_REPLY: usize = 65 << 20;
+
+/// The usual room for replies, enough for more than a thousand.
+const ROOM: usize = 16 << 10;
+
+/// Buffers larger than this are freed when the next request or reply does not need them.
+const MAX_KEPT: usize = 64 << 10;
+
 #[cfg(test)]
-mod tests {
-    use std::sync::LazyLock;
-
-    use deadpool_redis::redis::{RedisConnectionInfo, cmd};
-    use tokio::io::{AsyncReadExt, DuplexStream, duplex};
-    use tokio::task::coop::{consume_budget, has_budget_remaining};
-    use tokio_test::task::spawn;
-
-    use super::*;
-
-    /// A link over a connection of redis-rs, what drives that, and the server's side.
-    async fn pooled() -> (Link, impl Future<Output = ()>, DuplexStream) {
-        // What drives the connection borrows it.
-        static INFO: LazyLock<RedisConnectionInfo> =
-            LazyLock::new(|| RedisConnectionInfo::default().set_skip_set_lib_name());
-        let (ours, theirs) = duplex(1 << 10);
-        let opened = MultiplexedConnection::new(&INFO, ours).await;
-        let (connection, driver) = opened.unwrap();
-        (Link::from_pool(connection), driver, theirs)
-    }
-
-    /// Otherwise a pool would hand it out again and again.
-    #[tokio::test]
-    async fn pooled_connection_that_was_lost_is_not_idle() {
-        let (mut link, driver, _theirs) = pooled().await;
-        assert!(link.is_idle());
-        drop(driver);
-        assert!(link.call(cmd("PING")).await.is_err());
-        assert!(!link.is_idle());
-    }
-
-    /// The second may depend on the first: a script that a server has forgotten is loaded before it is called.
-    #[tokio::test]
-    async fn pooled_connection_sends_in_order_without_a_poll_in_between() {
-        for is_budget_spent in [false, true] {
-            let (mut link, driver, mut theirs) = pooled().await;
-            tokio::spawn(driver);
-            while is_budget_spent && has_budget_remaining() {
-                let _ready = spawn(consume_budget()).poll();
-            }
-            for word in ["ONE", "TWO"] {
-                link.send_pipeline(Pipeline::new().cmd(word));
-            }
-            let mut next = spawn(link.reply());
-            assert!(next.poll().is_pending());
-            let expected = b"*1\r\n$3\r\nONE\r\n*1\r\n$3\r\nTWO\r\n";
-            let mut sent = vec![0; expected.len()];
-            theirs.read_exact(&mut sent).await.unwrap();
-            assert_eq!(sent, expected, "{:?}", String::from_utf8_lossy(&sent));
-        }
-    }
-}
+pub(super) mod tests;

@@ -308,8 +308,8 @@ mod tests {
 
     use super::*;
     use crate::node::ReleaseWatch;
+    use crate::node::redis::link::Socket;
     use crate::node::redis::server::tests::server;
-    use crate::node::redis::socket::Socket;
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_connection_is_given_up_while_subscriptions_come_and_go() {

@@ -1,8 +1,8 @@
 //! The Redis node: one server behind one connection.
 //!
-//! A job travels from the handle ([`node`]) through the [`inbox`] to the [`lane`], the one task that talks to the
-//! server. What a request is as a command stands in the [`table`]. The lane sends it, perhaps with others in one call,
-//! over its [`link`]: a [`socket`] over TCP, TLS or a Unix socket if the server's [`address`] is known, else a redis-rs
+//! A job travels from the handle ([`node`]) through the inbox of the [`server`] to the [`lane`], the one task that talks to
+//! the server. What a request is as a command stands in the [`table`]. The lane sends it, perhaps with others in one call,
+//! over its [`link`]: a socket over TCP, TLS or a Unix socket if the server's [`address`] is known, else a redis-rs
 //! connection from the user's pool. An [`endpoint`] makes links. A lane prepares its own, and asks the restart [`guard`]
 //! whether the server may vote. Two parts have connections of their own: the [`listener`], which subscribes to releases
 //! while waiters need them, and the [`reader`], which reads big records on links from a pool.
@@ -10,26 +10,22 @@
 mod address;
 mod decode;
 mod describe;
-mod encode;
 mod endpoint;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod guard;
-mod inbox;
 mod lane;
 mod link;
 mod listener;
 mod node;
 mod reader;
 mod server;
-mod socket;
 mod table;
 #[cfg(feature = "tls-rustls")]
 mod tls;
 
-pub(super) use encode::{ENCODED_PING, EncodedCommand, GenerationCheck};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use guard::Guard;
 pub(crate) use node::RedisNode;
 pub(crate) use server::Timeouts;
-pub(super) use table::Operation;
+pub(super) use table::{ENCODED_PING, EncodedCommand, GenerationCheck, Operation};

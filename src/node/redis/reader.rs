@@ -18,9 +18,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::redis::decode::decode;
-use crate::node::redis::encode::{GenerationCheck, encode_call_into};
 use crate::node::redis::endpoint::Connector;
 use crate::node::redis::server::RedisServer;
+use crate::node::redis::table::{GenerationCheck, encode_call_into};
 use crate::node::telemetry::NodeCalls;
 use crate::protocol::message::Reply;
 

@@ -1,8 +1,27 @@
-//! The state of a server that the handle of its node, its lane and its reader share: whether it can be reached, and what
-//! callers, logs and metrics are told about that.
+//! What the handle of a server's node, its lane and its reader share: whether the server can be reached, what callers, logs
+//! and metrics are told about that, and the inbox, which is the bounded queue between the callers and the lane.
+//!
+//! # Implementation details
+//!
+//! An inbox is a multi-producer, single-consumer channel whose consumer, the lane, can be replaced. One short
+//! critical section does everything that a job meets on its way in: a lock on five nodes submits ten jobs from
+//! all threads of the runtime, and a channel, a counter of queued jobs and a slot for the waker, each with atomics
+//! of its own, cost more.
+//!
+//! *Lane.* A lane lives in the home of its lock service. If that ends, the lane is dropped and detaches itself; the
+//! next job starts another one.
+//!
+//! *Room.* The bound covers the queued jobs and those that the lane has taken and has not reported as finished. A
+//! release is never refused: a lock whose acquisition was accepted must be released, and there is at most one release
+//! for each acquisition.
+//!
+//! Invariants: jobs leave in the order of submission, those that a lane returns before all others. There is at most
+//! one lane.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use deadpool::managed::Pool;
@@ -14,7 +33,6 @@ use crate::node::job::Job;
 use crate::node::redis::describe::PUBLISH_PERMISSIONS;
 use crate::node::redis::endpoint::{Connector, Endpoint};
 use crate::node::redis::guard::Guard;
-use crate::node::redis::inbox::Inbox;
 use crate::node::traits::NodeState;
 use crate::node::{Mutex, Peers, telemetry};
 
@@ -281,46 +299,114 @@ impl RedisServer {
     }
 }
 
-#[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use crate::protocol::Quorum;
+/// The jobs that are queued for a lane, in the order of submission.
+#[derive(Debug, Default)]
+pub(super) struct Inbox(Mutex<Queued>);
 
-    /// A server at which nothing listens.
-    pub(in super::super) fn server() -> Arc<RedisServer> {
-        let limit = Duration::from_secs(1);
-        let endpoint = Endpoint::from_url("redis://127.0.0.1:1").unwrap();
-        let timeouts = Timeouts {
-            node: limit,
-            connect: limit,
-        };
-        Arc::new(RedisServer::new(endpoint, timeouts, None, &Arc::default()))
+#[derive(Debug, Default)]
+struct Queued {
+    jobs: VecDeque<Job>,
+    /// The [`weight`] of these jobs and of those that the lane has taken and not finished.
+    weight: usize,
+    /// Whether there is a lane whose home has not ended.
+    has_lane: bool,
+    /// Wakes the lane. `None` while it is awake: it looks into the inbox before it sleeps, or after the next reply.
+    asleep: Option<Waker>,
+    /// Whether the handle of the node has been dropped.
+    is_closed: bool,
+}
+
+/// The maximum weight of the jobs. Beyond it, a server is so slow that no more of them would be answered in time.
+const MAX_WEIGHT: usize = 64 << 20;
+/// The weight of a job without a record: there may be at most 65,536 of them.
+const JOB: usize = 1 << 10;
+
+/// Returns how much of the room of an inbox a job takes: its own size, roughly, and that of its record. It does not change
+/// while the job is with the lane.
+pub(super) fn weight(job: &Job) -> usize {
+    JOB + job.bytes()
+}
+
+impl Inbox {
+    /// Appends a job to the queue, and returns whether the caller must start a lane.
+    ///
+    /// # Errors
+    ///
+    /// Returns the job if there is no room for it. A release is never refused.
+    pub(super) fn post(&self, job: Job) -> Result<bool, Job> {
+        let weight = weight(&job);
+        let mut queued = self.0.lock();
+        if queued.weight + weight > MAX_WEIGHT && !job.is_release() {
+            return Err(job);
+        }
+        queued.weight += weight;
+        queued.jobs.push_back(job);
+        // Both are claimed together with the push: one of several callers starts the lane, or wakes it, and a lane that goes
+        // to sleep has looked for jobs after that.
+        let needs_lane = !std::mem::replace(&mut queued.has_lane, true);
+        let asleep = queued.asleep.take();
+        // Woken without the mutex, which the lane locks at once.
+        drop(queued);
+        if let Some(lane) = asleep {
+            lane.wake();
+        }
+        Ok(needs_lane)
     }
 
-    #[tokio::test]
-    async fn a_server_that_stays_down_or_up_is_counted_once() {
-        let peers = Arc::new(Peers::new(Quorum::new(3).unwrap(), None));
-        let server = server();
-        server.peers.get_or_init(|| Arc::clone(&peers));
-        let up = || server.set_up();
-        let down = || server.set_down(&"Connection refused".into());
-        let quarantined = || server.set_quarantined(Duration::ZERO);
-        let steps: [(&dyn Fn(), usize); 7] = [
-            (&up, 3),
-            (&down, 2),
-            (&down, 2),
-            (&quarantined, 2),
-            (&up, 3),
-            (&up, 3),
-            (&down, 2),
-        ];
-        for (report, voting) in steps {
-            report();
-            let effect = server.effect();
-            assert!(
-                effect.contains(&format!("({voting} of 3 vote)")),
-                "{effect}"
-            );
+    /// Waits until there are jobs to take, and returns false if there never will be. The lane reports the weight of the jobs
+    /// that it has `finished` since it reported last.
+    pub(super) fn poll_ready(&self, context: &Context<'_>, finished: &mut usize) -> Poll<bool> {
+        let mut queued = self.0.lock();
+        // Taken out, because the lane may be polled again before it finishes more.
+        queued.weight -= std::mem::take(finished);
+        if !queued.jobs.is_empty() {
+            return Poll::Ready(true);
+        }
+        if queued.is_closed {
+            return Poll::Ready(false);
+        }
+        match &mut queued.asleep {
+            Some(lane) => lane.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// Moves up to `most` jobs to `jobs`, which is empty. They keep their room.
+    pub(super) fn take(&self, most: usize, jobs: &mut VecDeque<Job>) {
+        let mut queued = self.0.lock();
+        if queued.jobs.len() <= most {
+            // Swapped, so that the buffer of the jobs taken before serves the next ones.
+            std::mem::swap(&mut queued.jobs, jobs);
+        } else {
+            jobs.extend(queued.jobs.drain(..most));
         }
     }
+
+    /// Lets the lane end once it has nothing left to do.
+    pub(super) fn close(&self) {
+        let mut queued = self.0.lock();
+        queued.is_closed = true;
+        let asleep = queued.asleep.take();
+        drop(queued);
+        if let Some(lane) = asleep {
+            lane.wake();
+        }
+    }
+
+    /// Removes the lane, and takes its unfinished jobs back before the queued ones.
+    pub(super) fn detach(&self, unfinished: Vec<Job>) {
+        // In one critical section: the next job starts another lane, which must find these jobs before that job.
+        let mut queued = self.0.lock();
+        queued.has_lane = false;
+        queued.asleep = None;
+        for job in unfinished.into_iter().rev() {
+            queued.jobs.push_front(job);
+        }
+        // Counted anew: the jobs that the lane has answered as it ended were not reported.
+        queued.weight = queued.jobs.iter().map(weight).sum();
+    }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,12 +1,24 @@
-//! The table of operations: what each is as a Redis command.
+//! The table of operations: what each is as a Redis command, and as it goes over the wire.
 //!
 //! An operation has a row for each command that it may be. A row names the script, the keys and the arguments behind
-//! it, and the script by which several requests share a call. [`encode`](crate::node::redis::encode) interprets it, and
-//! [`load_all`] loads what it names; [`decode`](crate::node::redis::decode) reads the replies. What depends on no
-//! server stands beside the operations: see [`Op::is_vote`].
+//! it, and the script by which several requests share a call. [`EncodedCommand`] and [`encode_call_into`] interpret it, and
+//! [`load_all`] loads what it names; [`decode`](crate::node::redis::decode) reads the replies. What depends on no server
+//! stands beside the operations: see [`Op::is_vote`].
+//!
+//! # Implementation details
+//!
+//! A command is encoded once and shared by all nodes of the attempt. Only the generation differs between the nodes; it
+//! is written with the command.
+//!
+//! A server takes much longer for many script calls than for one that does the work of all. Requests whose row has a
+//! [`SharedCall`] can therefore share a call: each is granted or refused on its own, as if it had been sent alone. The
+//! scripts read all keys by one `MGET` before the first write, so no key may come twice in a call. A call for a single
+//! request would take longer than its own script, which is used instead.
 
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use deadpool_redis::redis::{Pipeline, Script};
 
@@ -15,6 +27,7 @@ use self::Part::{
     NumberOrZero, NumberedFence, Owner, Payload, Readers, Retention, Slots, Time, Word, Writer,
 };
 use self::Verb::Plain;
+use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Op, SharedOp};
 use crate::protocol::{KeyNames, RecordNames};
 
@@ -221,25 +234,6 @@ impl Verb {
     }
 }
 
-impl Part {
-    /// Returns the keys of one lock that this names.
-    pub(super) fn keys<'a>(self, name: &'a KeyNames, op: &Op) -> &'a [Arc<[u8]>] {
-        let record = name.record.as_ref();
-        let one = match self {
-            Lock => Some(&name.lock),
-            Fence => Some(&name.fence),
-            NumberedFence => number(op).map(|_| &name.fence),
-            AllSlots => return name.slots.as_ref().map_or(&[], |slots| &slots.locks),
-            Readers => name.shared.as_ref().map(|shared| &shared.readers),
-            Writer => name.shared.as_ref().map(|shared| &shared.writer),
-            Done => record.map(|record| &record.done),
-            Intent => record.and_then(|record| Some(&record.intent.as_ref()?.name)),
-            _ => None,
-        };
-        one.map_or(&[], std::slice::from_ref)
-    }
-}
-
 /// Returns the pipeline that loads all scripts, so that commands can name them by hash. Also used after a server has
 /// forgotten them (`SCRIPT FLUSH`).
 pub(super) fn load_all() -> Pipeline {
@@ -264,6 +258,228 @@ pub(super) fn load_all() -> Pipeline {
     pipeline
 }
 
+/// The generation that a request for a vote names, so that it counts only in the memory that was admitted.
+#[derive(Debug, Default)]
+pub(crate) struct GenerationCheck {
+    /// The key of the generation, if the restart guard is on.
+    pub(super) key: Option<Arc<[u8]>>,
+    /// The generation of the server on this connection.
+    pub(super) generation: Option<Generation>,
+}
+
+/// A command as it goes over the wire, but for its beginning and the generation.
+#[derive(Debug)]
+pub(crate) struct EncodedCommand {
+    pub(crate) operation: &'static Operation,
+    /// The hash of its lock's name, which tells whether two commands may be on one key; `None` for several keys.
+    pub(super) key_hash: Option<u64>,
+    asks_for_vote: bool,
+    /// The numbers of its keys and of its arguments.
+    counts: (usize, usize),
+    /// The keys, and behind them the arguments.
+    bytes: Vec<u8>,
+    keys_end: usize,
+    /// In a shared call: the end of its own arguments, and the beginning and the end of the common ones.
+    shared: [usize; 3],
+}
+
+/// A health check.
+pub(crate) static ENCODED_PING: EncodedCommand = EncodedCommand {
+    operation: &PING,
+    key_hash: None,
+    asks_for_vote: false,
+    counts: (0, 0),
+    bytes: Vec::new(),
+    keys_end: 0,
+    shared: [0; 3],
+};
+
+impl EncodedCommand {
+    pub(crate) fn new(command: &Command, notifies: bool, check: &GenerationCheck) -> Self {
+        let Command { names, op, .. } = command;
+        let operation = Operation::of(command, notifies, check.key.is_some());
+        let mut bytes = Vec::with_capacity(BYTES);
+        let mut keys = 0;
+        for part in operation.keys {
+            keys += part.put(command, notifies, &mut bytes);
+        }
+        let (keys_end, mut arguments, mut shared) = (bytes.len(), 0, [0; 3]);
+        let bounds = operation.shared.as_ref();
+        let bounds = bounds.map_or([0; 3], |call| {
+            [call.own, call.common.start, call.common.end]
+        });
+        for (argument, place) in operation.arguments.iter().zip(1..) {
+            arguments += argument.put(command, notifies, &mut bytes);
+            for (_, end) in bounds
+                .iter()
+                .zip(&mut shared)
+                .filter(|(bound, _)| **bound == place)
+            {
+                *end = bytes.len();
+            }
+        }
+        let hash =
+            |name: &KeyNames| BuildHasherDefault::<DefaultHasher>::default().hash_one(&name.lock);
+        Self {
+            operation,
+            key_hash: match &**names {
+                [name] => Some(hash(name)),
+                _ => None,
+            },
+            asks_for_vote: op.is_vote(),
+            counts: (keys, arguments),
+            bytes,
+            keys_end,
+            shared,
+        }
+    }
+
+    /// Returns whether the command can share a call with others like it.
+    pub(super) fn is_shareable(&self, check: &GenerationCheck) -> bool {
+        let shared = self.operation.shared.as_ref();
+        shared.is_some_and(|call| !call.is_guarded || check.generation.is_some())
+    }
+
+    /// Returns whether two commands that can share calls can share the same one.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        std::ptr::eq(self.operation, other.operation) && self.common() == other.common()
+    }
+
+    /// Returns the length of its part of a shared call.
+    pub(super) fn own_bytes(&self) -> usize {
+        self.shared[0]
+    }
+
+    fn keys(&self) -> &[u8] {
+        &self.bytes[..self.keys_end]
+    }
+
+    /// Returns the arguments that all commands of a shared call have in common.
+    fn common(&self) -> &[u8] {
+        &self.bytes[self.shared[1]..self.shared[2]]
+    }
+}
+
+/// Appends the call for some commands, which are alike if there are several, to `output`.
+pub(super) fn encode_call_into<'a>(
+    commands: impl ExactSizeIterator<Item = &'a EncodedCommand> + Clone,
+    check: &GenerationCheck,
+    output: &mut Vec<u8>,
+) {
+    let count = commands.len();
+    let Some(first) = commands.clone().next() else {
+        return;
+    };
+    let of_vote = first.asks_for_vote;
+    let key = check.key.as_deref().filter(|_| of_vote);
+    let generation = check.generation.as_ref().filter(|_| of_vote);
+    let generation = generation.map(|generation| generation.as_str().as_bytes());
+    let (keys, arguments) = first.counts;
+    let keys = count * keys + usize::from(key.is_some());
+    let shared = first.operation.shared.as_ref().filter(|_| count > 1);
+    let (verb, arguments) = match shared {
+        Some(call) => {
+            let common = call.common.len() + usize::from(of_vote);
+            (&call.script, common + count * call.own)
+        }
+        None => {
+            let arguments = arguments + usize::from(generation.is_some());
+            (&first.operation.verb, arguments)
+        }
+    };
+    // A script is called by a command, and told which of the words behind it are keys.
+    let is_script = matches!(verb, Verb::Lua { .. });
+    put_length(
+        output,
+        b'*',
+        keys + arguments + if is_script { 3 } else { 1 },
+    );
+    if is_script {
+        put_argument(output, b"EVALSHA");
+    }
+    put_argument(output, verb.word().as_bytes());
+    if is_script {
+        put_number(output, keys as u64);
+    }
+    commands
+        .clone()
+        .for_each(|command| output.extend(command.keys()));
+    if let Some(key) = key {
+        put_argument(output, key);
+    }
+    if shared.is_none() {
+        output.extend(&first.bytes[first.keys_end..]);
+        if let Some(generation) = generation {
+            put_argument(output, generation);
+        }
+        return;
+    }
+    match first.common() {
+        b"" => put_argument(output, b""),
+        common => output.extend(common),
+    }
+    if of_vote {
+        put_argument(output, generation.unwrap_or_default());
+    }
+    commands.for_each(|command| output.extend(&command.bytes[command.keys_end..command.shared[0]]));
+}
+
+impl Part {
+    /// Returns the keys of one lock that this names.
+    pub(super) fn keys<'a>(self, name: &'a KeyNames, op: &Op) -> &'a [Arc<[u8]>] {
+        let record = name.record.as_ref();
+        let one = match self {
+            Lock => Some(&name.lock),
+            Fence => Some(&name.fence),
+            NumberedFence => number(op).map(|_| &name.fence),
+            AllSlots => return name.slots.as_ref().map_or(&[], |slots| &slots.locks),
+            Readers => name.shared.as_ref().map(|shared| &shared.readers),
+            Writer => name.shared.as_ref().map(|shared| &shared.writer),
+            Done => record.map(|record| &record.done),
+            Intent => record.and_then(|record| Some(&record.intent.as_ref()?.name)),
+            _ => None,
+        };
+        one.map_or(&[], std::slice::from_ref)
+    }
+
+    /// Appends the part, and returns how many keys or arguments it is.
+    fn put(self, command: &Command, notifies: bool, output: &mut Vec<u8>) -> usize {
+        let Command { names, owner, op } = command;
+        let slots = || names.first().and_then(|name| name.slots.as_deref());
+        match self {
+            Self::Word(word) => put_argument(output, word.as_bytes()),
+            Self::Owner => put_argument(output, owner.as_str().as_bytes()),
+            Self::Number => match number(op) {
+                Some(number) => put_number(output, number),
+                None => put_argument(output, b""),
+            },
+            Self::NumberOrZero => put_number(output, number(op).unwrap_or(0)),
+            Self::Time => put_millis(output, times(op).0),
+            Self::Retention => put_millis(output, times(op).1),
+            Self::IntentRetention => match names.first().and_then(KeyNames::intent_retention) {
+                Some(retention) => put_millis(output, retention),
+                None => put_argument(output, b""),
+            },
+            Self::Count => put_number(output, names.len() as u64),
+            Self::Slots => put_number(output, slots().map_or(0, |slots| slots.locks.len() as u64)),
+            Self::Payload => put_argument(output, payload(op)),
+            Self::Notify if notifies => put_argument(output, b"1"),
+            Self::Channels if notifies => {
+                let channels = names.iter().map(KeyNames::channel);
+                return channels
+                    .map(|channel| put_argument(output, channel))
+                    .count();
+            }
+            Self::Notify | Self::Channels => return 0,
+            key => {
+                let keys = names.iter().flat_map(|name| key.keys(name, op));
+                return keys.map(|key| put_argument(output, key)).count();
+            }
+        }
+        1
+    }
+}
+
 /// Returns the number that an operation asks for, which a server that grants or confirms it has afterwards.
 pub(super) fn number(op: &Op) -> Option<u64> {
     match op {
@@ -272,3 +488,77 @@ pub(super) fn number(op: &Op) -> Option<u64> {
         _ => None,
     }
 }
+
+/// Returns the times that an operation names, and zero for those that it does not.
+fn times(op: &Op) -> (Duration, Duration) {
+    match *op {
+        Op::Acquire { ttl, retention, .. } | Op::Confirm { ttl, retention, .. } => (ttl, retention),
+        Op::Shared(
+            SharedOp::Acquire { ttl: time }
+            | SharedOp::Confirm { ttl: time }
+            | SharedOp::Announce { patience: time },
+        )
+        | Op::ReleaseAfter { left: time }
+        | Op::Revoke { until: time, .. }
+        | Op::Record {
+            retention: time, ..
+        }
+        | Op::TopUp {
+            retention: time, ..
+        } => (time, Duration::ZERO),
+        _ => (Duration::ZERO, Duration::ZERO),
+    }
+}
+
+fn payload(op: &Op) -> &[u8] {
+    match op {
+        Op::Record { record, .. } | Op::TopUp { record, .. } => record.as_bytes(),
+        Op::Revoke { holder, .. } => holder.as_bytes(),
+        _ => b"",
+    }
+}
+
+/// The size of an ordinary lock's command, or more.
+const BYTES: usize = 384;
+
+fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
+    put_length(output, b'$', argument.len());
+    output.extend(argument);
+    output.extend(b"\r\n");
+}
+
+fn put_number(output: &mut Vec<u8>, number: u64) {
+    put_argument(output, write_decimal(number, &mut [0; 20]));
+}
+
+/// Appends a duration, in milliseconds.
+fn put_millis(output: &mut Vec<u8>, duration: Duration) {
+    let millis = u64::try_from(duration.as_millis());
+    put_number(output, millis.unwrap_or(u64::MAX));
+}
+
+fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
+    output.push(kind);
+    match u8::try_from(length) {
+        // Nearly all lengths are short, and a command has many.
+        Ok(short @ 0..10) => output.push(b'0' + short),
+        Ok(short @ 10..100) => output.extend([b'0' + short / 10, b'0' + short % 10]),
+        _ => output.extend(write_decimal(length as u64, &mut [0; 20])),
+    }
+    output.extend(b"\r\n");
+}
+
+/// Writes the decimal digits of a number to the end of a buffer.
+fn write_decimal(mut number: u64, buffer: &mut [u8; 20]) -> &[u8] {
+    let mut from = buffer.len() - 1;
+    buffer[from] = b'0';
+    while number > 0 {
+        buffer[from] = b'0' + (number % 10) as u8;
+        number /= 10;
+        from -= usize::from(number > 0);
+    }
+    &buffer[from..]
+}
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::node::job::Job;
-use crate::node::redis::encode::GenerationCheck;
+use crate::node::redis::table::GenerationCheck;
 
 /// The jobs that a lane is about to send, and those on the connection whose replies have not arrived.
 ///

@@ -28,11 +28,10 @@ use deadpool_redis::redis::Value;
 use tokio::time::{Instant, timeout};
 
 use crate::node::redis::describe::describe_timeout;
-use crate::node::redis::encode::GenerationCheck;
 use crate::node::redis::guard::Admission;
 use crate::node::redis::link::Link;
 use crate::node::redis::server::RedisServer;
-use crate::node::redis::table::load_all;
+use crate::node::redis::table::{GenerationCheck, load_all};
 
 /// The interval at which an idle connection is checked.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -339,8 +338,8 @@ pub(super) mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::node::redis::link::Socket;
     use crate::node::redis::server::tests::server;
-    use crate::node::redis::socket::Socket;
     use crate::protocol::admission::Generation;
 
     const LIMIT: Duration = Duration::from_secs(1);

@@ -15,14 +15,12 @@ use crate::node::redis::decode::{
     deal, decode, is_noscript, is_refusal_of_call, is_temporary_refusal,
 };
 use crate::node::redis::describe::describe_refusal;
-use crate::node::redis::encode::encode_call_into;
-use crate::node::redis::inbox::weight;
 use crate::node::redis::lane::calls::Calls;
 use crate::node::redis::lane::connection::{
     Connection, KEEPALIVE, Live, PROBE_PAUSE, poll_attempt, poll_replies,
 };
-use crate::node::redis::server::RedisServer;
-use crate::node::redis::table::load_all;
+use crate::node::redis::server::{RedisServer, weight};
+use crate::node::redis::table::{encode_call_into, load_all};
 use crate::node::telemetry::NodeCalls;
 use crate::protocol::message::Reply;
 

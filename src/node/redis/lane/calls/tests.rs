@@ -8,10 +8,9 @@ use deadpool_redis::redis::Value;
 use tokio::time::Instant;
 
 use super::*;
-use crate::node::job::Packet;
+use crate::node::job::{Packet, VoteReceiver};
 use crate::node::redis::decode::deal;
-use crate::node::redis::socket::tests::parse_all;
-use crate::node::votes::VoteReceiver;
+use crate::node::redis::link::tests::parse_all;
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{

@@ -6,12 +6,11 @@ use std::collections::BTreeMap;
 use tokio::net::TcpStream;
 use tokio::time::advance;
 
-use crate::node::job::Packet;
+use crate::node::job::{Packet, VoteReceiver};
 use crate::node::redis::lane::connection::SHARING_PAUSE;
 use crate::node::redis::lane::connection::tests::candidate;
+use crate::node::redis::link::tests::parse_all;
 use crate::node::redis::server::tests::server;
-use crate::node::redis::socket::tests::parse_all;
-use crate::node::votes::VoteReceiver;
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{KeyNames, LockKey, Namespace, OwnerToken};
 

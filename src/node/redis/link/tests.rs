@@ -1,15 +1,14 @@
-//! Tests of sockets.
+//! Tests of links and sockets.
 
-use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::task::Waker;
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use deadpool_redis::redis::{RedisConnectionInfo, cmd};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::coop::{consume_budget, has_budget_remaining};
 use tokio::time::timeout;
-
-use deadpool_redis::redis::Parser;
+use tokio_test::task::spawn;
 
 use super::*;
 
@@ -347,4 +346,46 @@ async fn poll_reply_flushes_the_requests() {
     };
     let (reply, ()) = tokio::join!(reply(&mut socket), serve);
     assert_eq!(reply.unwrap(), Value::SimpleString("PONG".into()));
+}
+
+/// A link over a connection of redis-rs, what drives that, and the server's side.
+async fn pooled() -> (Link, impl Future<Output = ()>, DuplexStream) {
+    // What drives the connection borrows it.
+    static INFO: LazyLock<RedisConnectionInfo> =
+        LazyLock::new(|| RedisConnectionInfo::default().set_skip_set_lib_name());
+    let (ours, theirs) = duplex(1 << 10);
+    let opened = MultiplexedConnection::new(&INFO, ours).await;
+    let (connection, driver) = opened.unwrap();
+    (Link::from_pool(connection), driver, theirs)
+}
+
+/// Otherwise a pool would hand it out again and again.
+#[tokio::test]
+async fn pooled_connection_that_was_lost_is_not_idle() {
+    let (mut link, driver, _theirs) = pooled().await;
+    assert!(link.is_idle());
+    drop(driver);
+    assert!(link.call(cmd("PING")).await.is_err());
+    assert!(!link.is_idle());
+}
+
+/// The second may depend on the first: a script that a server has forgotten is loaded before it is called.
+#[tokio::test]
+async fn pooled_connection_sends_in_order_without_a_poll_in_between() {
+    for is_budget_spent in [false, true] {
+        let (mut link, driver, mut theirs) = pooled().await;
+        tokio::spawn(driver);
+        while is_budget_spent && has_budget_remaining() {
+            let _ready = spawn(consume_budget()).poll();
+        }
+        for word in ["ONE", "TWO"] {
+            link.send_pipeline(Pipeline::new().cmd(word));
+        }
+        let mut next = spawn(link.reply());
+        assert!(next.poll().is_pending());
+        let expected = b"*1\r\n$3\r\nONE\r\n*1\r\n$3\r\nTWO\r\n";
+        let mut sent = vec![0; expected.len()];
+        theirs.read_exact(&mut sent).await.unwrap();
+        assert_eq!(sent, expected, "{:?}", String::from_utf8_lossy(&sent));
+    }
 }
