@@ -83,10 +83,11 @@ impl Node for EmbeddedNode {
             }
             None => Reply::Released,
         };
-        job.sender.send(match reply {
+        let outcome = match reply {
             Reply::Overflow => Err(NodeFailure::overflow(&self.name)),
             reply => Ok(reply),
-        });
+        };
+        job.sender.send(outcome);
     }
 
     fn subscribe(
