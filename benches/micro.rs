@@ -13,10 +13,8 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_redlock::protocol::message::Reply;
-use tower_redlock::protocol::round::{
-    AcquireRound, AcquireStep, Answer, ReleaseRound, ReleaseStep,
-};
+use tower_redlock::protocol::message::{Answer, Reply};
+use tower_redlock::protocol::round::{AcquireRound, AcquireStep, ReleaseRound, ReleaseStep};
 use tower_redlock::protocol::{Namespace, NodeSet, Quorum};
 use tower_redlock::{LockKey, LockKeys, Redlock, RedlockLayer, key};
 
@@ -28,7 +26,7 @@ fn rounds(criterion: &mut Criterion) {
     let granted = Answer::Replied(Reply::Granted(1_763_659_999_000_000));
     criterion.bench_function("acquire round, equal numbers", |bencher| {
         bencher.iter(|| {
-            let mut round = AcquireRound::new(quorum);
+            let mut round = AcquireRound::new(quorum, None);
             let mut step = AcquireStep::Wait;
             for node in 0..quorum.majority() {
                 step = round.on_acquire(node, black_box(&granted));

@@ -12,11 +12,9 @@ use libfuzzer_sys::fuzz_target;
 use tower_redlock::FencingToken;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
 use tower_redlock::fuzzing::{NodeRequest, deal};
-use tower_redlock::protocol::message::{Command, HolderMark, KeyState, Op, Reply, SharedOp};
-use tower_redlock::protocol::once::{LookRound, OnceRound, RecordRound};
-use tower_redlock::protocol::round::{
-    AcquireRound, AcquireStep, Answer, ExtendRound, ReleaseRound,
-};
+use tower_redlock::protocol::message::{Answer, Command, HolderMark, KeyState, Op, Reply, SharedOp};
+use tower_redlock::protocol::once::{LookRound, RecordRound};
+use tower_redlock::protocol::round::{AcquireRound, AcquireStep, ExtendRound, ReleaseRound};
 use tower_redlock::protocol::{
     ExecutionId, Fingerprint, LockKey, Namespace, NodeSet, OwnerToken, Quorum, Record,
 };
@@ -106,8 +104,8 @@ fn vote(op: &Op, is_slot: bool, value: &Value) -> Answer {
 /// Feeds the votes of three nodes to the rounds.
 fn count(op: &Op, votes: &[Answer]) {
     let quorum = Quorum::new(3).expect("there are three nodes");
-    let mut acquire = AcquireRound::new(quorum);
-    let mut once = OnceRound::new(quorum, Some(Fingerprint::from_digest([2; 32])));
+    let mut acquire = AcquireRound::new(quorum, None);
+    let mut once = AcquireRound::new(quorum, Some(Fingerprint::from_digest([2; 32])));
     let mut extend = ExtendRound::new(quorum, 5);
     let mut release = ReleaseRound::new(quorum, NodeSet::all(quorum));
     let mut record = RecordRound::new(quorum, ExecutionId::from_random([1; 16]));
@@ -126,7 +124,7 @@ fn count(op: &Op, votes: &[Answer]) {
                 if let AcquireStep::Granted(token) = acquire.on_confirm(node, step, vote) {
                     assert!(acquire.acknowledged(token).len() >= quorum.majority());
                 }
-                once.on_confirm(node, once.acquiring().step(), vote);
+                once.on_confirm(node, once.step(), vote);
                 once.on_extension(node, vote);
                 extend.on_confirm(node, vote);
             }

@@ -16,7 +16,8 @@ use tokio::time::Instant;
 
 use crate::node::{Mutex, VoteReceiver};
 use crate::protocol::LockKeys;
-use crate::protocol::round::{Answer, ReleaseRound};
+use crate::protocol::message::Answer;
+use crate::protocol::round::ReleaseRound;
 
 /// The running lease tasks, and the stage of the shutdown.
 #[derive(Debug)]

@@ -42,9 +42,9 @@
 
 use std::time::Duration;
 
-use crate::protocol::once::OnceRound;
+use crate::protocol::message::Answer;
 use crate::protocol::quorum::{NodeSet, Quorum};
-use crate::protocol::round::{Answer, ReleaseRound};
+use crate::protocol::round::{AcquireRound, ReleaseRound};
 
 mod io;
 mod life;
@@ -80,7 +80,7 @@ impl Lease {
         let acquire = spec.access.acquire(spec.proposal, ttl, retention);
         let mut lease = Self {
             stage: LifeStage::Acquiring(Acquiring {
-                round: OnceRound::new(quorum, spec.once.map(|once| once.fingerprint)),
+                round: AcquireRound::new(quorum, spec.once.map(|once| once.fingerprint)),
                 confirm: None,
                 repair: None,
                 due,
@@ -234,7 +234,7 @@ impl Lease {
         let (silent, is_undecided) = match &self.stage {
             // A late grant may be of exactly the number that is being confirmed.
             LifeStage::Acquiring(_) if number != ACQUIRE => return Some(Awaited::default()),
-            LifeStage::Acquiring(acquiring) => (acquiring.round.acquiring().unanswered(), true),
+            LifeStage::Acquiring(acquiring) => (acquiring.round.unanswered(), true),
             _ => {
                 let (silent, _, is_undecided) = self.open_request()?;
                 (silent, is_undecided)

@@ -219,6 +219,15 @@ pub enum Reply {
     Overflow,
 }
 
+/// One node's answer to one request, as a round takes it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Answer {
+    /// The node answered the request.
+    Replied(Reply),
+    /// The node gave no vote: it was not reached, did not answer in time, or answered with an error.
+    Failed,
+}
+
 /// What one node knows of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Seen {

@@ -9,12 +9,9 @@
 //! * A request that sees no record in a majority of grants may execute: it would have seen a record that a
 //!   majority had.
 
-use std::time::Duration;
-
-use crate::protocol::message::Reply;
+use crate::protocol::message::{Answer, Reply};
 use crate::protocol::quorum::{NodeSet, Quorum, which};
-use crate::protocol::record::{ExecutionId, Fingerprint, Record};
-use crate::protocol::round::{AcquireRound, AcquireStep, Answer};
+use crate::protocol::record::{ExecutionId, Record};
 
 /// The reason for which a request is not executed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -45,271 +42,34 @@ impl Decided {
     }
 }
 
-/// The acquisition of a key, whose outcome may be recorded.
-///
-/// It is an [`AcquireRound`] until a node answers with a record; then it decides whether that counts.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct OnceRound {
-    acquiring: AcquireRound,
-    /// Present if something is executed under the lock.
-    records: Option<Box<Records>>,
-}
-
-/// What the nodes answer about the record of a key.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Records {
-    quorum: Quorum,
-    fingerprint: Fingerprint,
-    copies: Copies,
-    /// The time until the first node with a record forgets it.
-    expire_in: Duration,
-    /// The nodes with an outstanding `RECORD`; `None` before a repair.
-    repairers: Option<NodeSet>,
-    held_for_other_request: NodeSet,
-    intended: NodeSet,
-}
-
-/// The next step, after the answers so far.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum OnceStep {
-    /// That of the lock. If it is granted, no node of the majority has a record: execute, unless another answer with a
-    /// record arrives before that, or the validity is over. Until the execution begins, pass every further answer to the
-    /// round.
-    Acquire(AcquireStep),
-    /// A minority has this record: send it as `RECORD` to the nodes of [`OnceRound::repairers`]. If it is not
-    /// whole, first fetch the rest from a node that has it.
-    Repair(Record),
-    /// Nothing is to be executed. Final.
-    Decided(Decided),
-}
-
-impl OnceStep {
-    /// Undecided: wait for more answers.
-    pub const WAIT: Self = Self::Acquire(AcquireStep::Wait);
-}
-
-impl OnceRound {
-    /// Creates a round whose `ACQUIRE` was sent to every node; with the fingerprint of the request, if something is
-    /// executed under the lock.
-    #[must_use]
-    pub fn new(quorum: Quorum, fingerprint: Option<Fingerprint>) -> Self {
-        let records = fingerprint.map(|fingerprint| {
-            Box::new(Records {
-                quorum,
-                fingerprint,
-                copies: Copies::new(quorum),
-                expire_in: Duration::MAX,
-                repairers: None,
-                held_for_other_request: NodeSet::default(),
-                intended: NodeSet::default(),
-            })
-        });
-        Self {
-            acquiring: AcquireRound::new(quorum),
-            records,
-        }
-    }
-
-    /// Returns the part of the round that acquires the lock.
-    #[must_use]
-    pub fn acquiring(&self) -> &AcquireRound {
-        &self.acquiring
-    }
-
-    /// Takes the answer of `node` to the `ACQUIRE`.
-    pub fn on_acquire(&mut self, node: usize, answer: &Answer) -> OnceStep {
-        let step = self.acquiring.on_acquire(node, answer);
-        self.decide(step, node, answer)
-    }
-
-    /// Takes the answer of `node` to the `CONFIRM` of second phase `step`.
-    pub fn on_confirm(&mut self, node: usize, step: u8, answer: &Answer) -> OnceStep {
-        let step = self.acquiring.on_confirm(node, step, answer);
-        // An answer to an earlier phase counts, too: a record stays.
-        self.decide(step, node, answer)
-    }
-
-    /// Takes the answer of `node` to a `CONFIRM` that extends the granted lock before the execution
-    /// begins. Only a record in it matters: the grant stands.
-    pub fn on_extension(&mut self, node: usize, answer: &Answer) -> OnceStep {
-        self.decide(AcquireStep::Wait, node, answer)
-    }
-
-    /// Takes the answer of `node` to the `RECORD` of a repair.
-    pub fn on_record(&mut self, node: usize, answer: &Answer) -> OnceStep {
-        let records = self.records.as_mut();
-        if let Some(repairers) = records.and_then(|records| records.repairers.as_mut()) {
-            repairers.remove(node);
-        }
-        self.decide(AcquireStep::Wait, node, answer)
-    }
-
-    /// Ends a repair: a record that cannot be read cannot be written either.
-    pub fn on_unreadable(&mut self) -> OnceStep {
-        match &mut self.records {
-            Some(records) => {
-                records.repairers = Some(NodeSet::default());
-                records.decide(AcquireStep::Wait, &self.acquiring)
-            }
-            None => OnceStep::WAIT,
-        }
-    }
-
-    /// Returns the targets of the `RECORD` of a repair that have not answered it.
-    #[must_use]
-    pub fn repairers(&self) -> NodeSet {
-        let repairers = self.records.as_ref().and_then(|records| records.repairers);
-        repairers.unwrap_or_default()
-    }
-
-    /// Returns the record with the most copies, if there is one, and the nodes that are not known to have any.
-    #[must_use]
-    pub fn record(&self) -> Option<(&Record, NodeSet)> {
-        let copies = &self.records.as_ref()?.copies;
-        Some((copies.leading(Record::execution)?, copies.without()))
-    }
-
-    /// Returns whether some node has a record.
-    #[must_use]
-    pub fn is_recorded(&self) -> bool {
-        self.record().is_some()
-    }
-
-    /// Returns the time until the first node with a record forgets it.
-    #[must_use]
-    pub fn expires_in(&self) -> Duration {
-        let records = self.records.as_ref();
-        records.map_or(Duration::MAX, |records| records.expire_in)
-    }
-
-    /// Returns the nodes with a relevant outstanding answer.
-    #[must_use]
-    pub fn silent(&self) -> NodeSet {
-        match &self.records {
-            Some(records) if records.repairers.is_some() => self.repairers(),
-            Some(_) if self.is_recorded() => self.acquiring.unanswered(),
-            _ => self.acquiring.silent(),
-        }
-    }
-
-    fn decide(&mut self, step: AcquireStep, node: usize, answer: &Answer) -> OnceStep {
-        let Some(records) = &mut self.records else {
-            return OnceStep::Acquire(step);
-        };
-        if let Answer::Replied(reply) = answer {
-            records.note(node, reply);
-        }
-        records.decide(step, &self.acquiring)
-    }
-}
-
-impl Records {
-    fn note(&mut self, node: usize, reply: &Reply) {
-        match reply {
-            Reply::Done { record, expires_in } => {
-                self.expire_in = self.expire_in.min(*expires_in);
-                self.copies.note(node, record);
-            }
-            Reply::Held {
-                fingerprint: Some(held_for),
-                ..
-            } if *held_for != self.fingerprint => {
-                self.held_for_other_request.insert(node);
-            }
-            Reply::Intended => {
-                self.intended.insert(node);
-            }
-            _ => {}
-        }
-    }
-
-    fn decide(&mut self, step: AcquireStep, acquiring: &AcquireRound) -> OnceStep {
-        let Some(best) = self.copies.leading(Record::execution).cloned() else {
-            return self.as_lock(step);
-        };
-        let majority = self.quorum.majority();
-        let copies = self.copies.of(best.execution()).len();
-        let is_of_other_request = best.fingerprint() != self.fingerprint;
-        let decided = if copies >= majority {
-            Decided::Recorded(best)
-        } else {
-            let awaited = self.repairers.unwrap_or_else(|| acquiring.unanswered());
-            if !awaited.is_empty() {
-                return OnceStep::WAIT;
-            }
-            let without = self.copies.without();
-            if self.repairers.is_none() {
-                // Only these take it from this owner.
-                let recorded = NodeSet::all(self.quorum).without(without);
-                let granted = acquiring.granted().without(recorded);
-                let completes = copies + granted.len() >= majority;
-                self.repairers = Some(if completes {
-                    granted
-                } else {
-                    NodeSet::default()
-                });
-                if completes {
-                    return OnceStep::Repair(best);
-                }
-            }
-            if copies + without.len() < majority {
-                Decided::Conflicting
-            } else if copies + without.without(self.intended).len() < majority {
-                // The others have the intent of an unrecorded execution, and will never grant a repair.
-                Decided::Unknown
-            } else {
-                Decided::Undecided
-            }
-        };
-        OnceStep::Decided(match is_of_other_request {
-            true => Decided::OtherRequest,
-            false => decided,
-        })
-    }
-
-    /// Without a record, the step is that of a lock's acquisition.
-    fn as_lock(&self, step: AcquireStep) -> OnceStep {
-        let (majority, nodes) = (self.quorum.majority(), self.quorum.nodes());
-        match step {
-            AcquireStep::Refused(_) if nodes - self.intended.len() < majority => {
-                OnceStep::Decided(Decided::Unknown)
-            }
-            AcquireStep::Refused(_) if self.held_for_other_request.len() >= majority => {
-                OnceStep::Decided(Decided::OtherRequest)
-            }
-            step => OnceStep::Acquire(step),
-        }
-    }
-}
-
 /// The record, or the head of it, that each node has answered with.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Copies(Vec<Option<Record>>);
+pub(super) struct Copies(Vec<Option<Record>>);
 
 impl Copies {
-    fn new(quorum: Quorum) -> Self {
+    pub(super) fn new(quorum: Quorum) -> Self {
         Self(vec![None; quorum.nodes()])
     }
 
     /// Keeps the first of a node: it stores one record, and if it forgot that it lost its memory.
-    fn note(&mut self, node: usize, record: &Record) {
+    pub(super) fn note(&mut self, node: usize, record: &Record) {
         self.0[node].get_or_insert_with(|| record.clone());
     }
 
     /// Returns the nodes that have the record of an execution.
-    fn of(&self, execution: ExecutionId) -> NodeSet {
+    pub(super) fn of(&self, execution: ExecutionId) -> NodeSet {
         let has_it = |record: &Record| record.execution() == execution;
         which(&self.0, |copy| copy.as_ref().is_some_and(has_it)).collect()
     }
 
     /// Returns the nodes that are not known to have a record.
-    fn without(&self) -> NodeSet {
+    pub(super) fn without(&self) -> NodeSet {
         which(&self.0, Option::is_none).collect()
     }
 
     /// Returns the record with the most copies; among equals, the one that is preferred. Of its copies, a whole one: it
     /// needs no fetch.
-    fn leading<P: Ord>(&self, preference: impl Fn(&Record) -> P) -> Option<&Record> {
+    pub(super) fn leading<P: Ord>(&self, preference: impl Fn(&Record) -> P) -> Option<&Record> {
         let records = self.0.iter().flatten();
         records.max_by_key(|record| {
             let copies = self.of(record.execution()).len();

@@ -5,22 +5,16 @@
 
 use std::time::Duration;
 
-use crate::protocol::message::Reply;
+use crate::protocol::message::{Answer, Reply};
+use crate::protocol::once::{Copies, Decided};
 use crate::protocol::quorum::{NodeSet, Quorum, which};
-
-/// One node's answer to one request, as a round takes it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Answer {
-    /// The node answered the request.
-    Replied(Reply),
-    /// The node gave no vote: it was not reached, did not answer in time, or answered with an error.
-    Failed,
-}
+use crate::protocol::record::{Fingerprint, Record};
 
 /// The number of second phases before an attempt is given up.
 const MAX_STEPS: u8 = 3;
 
-/// The acquisition of a lock: `ACQUIRE` at all nodes, and `CONFIRM` where the numbers differ.
+/// The acquisition of a lock: `ACQUIRE` at all nodes, and `CONFIRM` where the numbers differ. If something is executed under
+/// the lock, a node may answer with a record; then the rules of [`once`](crate::protocol::once) decide whether that counts.
 ///
 /// The rule that makes tokens unique is the *exact acknowledgement*: a token is `t` if and only if
 /// a majority of the nodes answered exactly `t`. If a round counted "at least `t`", an early
@@ -43,12 +37,12 @@ pub struct AcquireRound {
     unconfirmed: NodeSet,
     /// The nodes that answered exactly the target.
     exact: NodeSet,
-    /// The nodes that answered a higher number.
-    higher: NodeSet,
     /// The nodes that gave no vote.
     failed: NodeSet,
     /// The nodes that lost the key, in any phase while it was the current one.
     lost: NodeSet,
+    /// Present if something is executed under the lock.
+    records: Option<Box<Records>>,
 }
 
 /// The answer of one node to the `ACQUIRE`.
@@ -66,16 +60,23 @@ enum Acquired {
 }
 
 /// The next step, after the answers so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum AcquireStep {
     /// Undecided: wait for more answers.
     Wait,
-    /// Granted: a majority answered exactly this number, which is the token. Final.
+    /// Granted: a majority answered exactly this number, which is the token. Final for a lock. If something is to be
+    /// executed, no node of the majority has a record: execute, unless another answer with a record arrives before that, or
+    /// the validity is over. Until the execution begins, pass every further answer to the round.
     Granted(u64),
     /// Send `CONFIRM` with this token to the nodes of [`AcquireRound::unconfirmed`].
     Confirm(u64),
     /// This round cannot acquire the lock. Final.
     Refused(Refusal),
+    /// A minority has this record: send it as `RECORD` to the nodes of [`AcquireRound::repairers`]. If it is not whole,
+    /// first fetch the rest from a node that has it.
+    Repair(Record),
+    /// Nothing is to be executed. Final.
+    Decided(Decided),
 }
 
 /// The reason of a failed acquisition.
@@ -109,9 +110,10 @@ pub enum RefusalKind {
 }
 
 impl AcquireRound {
-    /// Creates a round whose `ACQUIRE` was sent to every node.
+    /// Creates a round whose `ACQUIRE` was sent to every node; with the fingerprint of the request, if something is executed
+    /// under the lock.
     #[must_use]
-    pub fn new(quorum: Quorum) -> Self {
+    pub fn new(quorum: Quorum, fingerprint: Option<Fingerprint>) -> Self {
         Self {
             quorum,
             acquired: vec![Acquired::Silent; quorum.nodes()],
@@ -121,9 +123,9 @@ impl AcquireRound {
             target: 0,
             unconfirmed: NodeSet::default(),
             exact: NodeSet::default(),
-            higher: NodeSet::default(),
             failed: NodeSet::default(),
             lost: NodeSet::default(),
+            records: fingerprint.map(|fingerprint| Box::new(Records::new(quorum, fingerprint))),
         }
     }
 
@@ -137,7 +139,7 @@ impl AcquireRound {
     pub fn on_acquire(&mut self, node: usize, answer: &Answer) -> AcquireStep {
         let acquired = &mut self.acquired[node];
         if *acquired != Acquired::Silent {
-            return AcquireStep::Wait;
+            return self.with_records(AcquireStep::Wait, node, answer);
         }
         let held = |expires_in: Option<Duration>, free| Acquired::Held {
             expires_in: expires_in.unwrap_or(Duration::MAX),
@@ -154,34 +156,91 @@ impl AcquireRound {
                 held(expires_in, None)
             }
             Answer::Replied(Reply::HeldSlot { expires_in, free }) => held(expires_in, Some(free)),
-            // No grant either; the round that keeps records interprets it.
+            // No grant either.
             Answer::Replied(Reply::Done { .. } | Reply::Intended) => held(None, None),
             Answer::Replied(_) | Answer::Failed => Acquired::Failed,
         };
-        self.decide()
+        let step = self.decide();
+        self.with_records(step, node, answer)
     }
 
     /// Takes the answer of `node` to the `CONFIRM` of second phase `step`.
     ///
-    /// An answer to an earlier phase does not count.
+    /// Of an answer to an earlier phase, only a record counts, which stays.
     pub fn on_confirm(&mut self, node: usize, step: u8, answer: &Answer) -> AcquireStep {
         if step != self.step || !self.unconfirmed.remove(node) {
-            return AcquireStep::Wait;
+            return self.with_records(AcquireStep::Wait, node, answer);
         }
-        let confirmed = match *answer {
-            // A node that executed the request answers with the target or a higher number.
-            Answer::Replied(Reply::At(number)) if number >= self.target => {
-                self.highest = self.highest.max(number);
-                match number == self.target {
-                    true => &mut self.exact,
-                    false => &mut self.higher,
-                }
+        match *answer {
+            Answer::Replied(Reply::At(number)) if number == self.target => {
+                self.exact.insert(node);
             }
-            Answer::Replied(Reply::Lost) => &mut self.lost,
-            Answer::Replied(_) | Answer::Failed => &mut self.failed,
-        };
-        confirmed.insert(node);
-        self.decide()
+            // A node that executed the request answers with the target or a higher number.
+            Answer::Replied(Reply::At(number)) if number > self.target => {
+                self.highest = self.highest.max(number);
+            }
+            Answer::Replied(Reply::Lost) => {
+                self.lost.insert(node);
+            }
+            Answer::Replied(_) | Answer::Failed => {
+                self.failed.insert(node);
+            }
+        }
+        let step = self.decide();
+        self.with_records(step, node, answer)
+    }
+
+    /// Takes the answer of `node` to a `CONFIRM` that extends the granted lock before the execution
+    /// begins. Only a record in it matters: the grant stands.
+    pub fn on_extension(&mut self, node: usize, answer: &Answer) -> AcquireStep {
+        self.with_records(AcquireStep::Wait, node, answer)
+    }
+
+    /// Takes the answer of `node` to the `RECORD` of a repair.
+    pub fn on_record(&mut self, node: usize, answer: &Answer) -> AcquireStep {
+        let records = self.records.as_mut();
+        if let Some(repairers) = records.and_then(|records| records.repairers.as_mut()) {
+            repairers.remove(node);
+        }
+        self.with_records(AcquireStep::Wait, node, answer)
+    }
+
+    /// Ends a repair: a record that cannot be read cannot be written either.
+    pub fn on_unreadable(&mut self) -> AcquireStep {
+        let (granted, unanswered) = (self.granted(), self.unanswered());
+        match &mut self.records {
+            Some(records) => {
+                records.repairers = Some(NodeSet::default());
+                records.decide(AcquireStep::Wait, granted, unanswered)
+            }
+            None => AcquireStep::Wait,
+        }
+    }
+
+    /// Returns the targets of the `RECORD` of a repair that have not answered it.
+    #[must_use]
+    pub fn repairers(&self) -> NodeSet {
+        let repairers = self.records.as_ref().and_then(|records| records.repairers);
+        repairers.unwrap_or_default()
+    }
+
+    /// Returns the record with the most copies, if there is one, and the nodes that are not known to have any.
+    #[must_use]
+    pub fn record(&self) -> Option<(&Record, NodeSet)> {
+        self.records.as_ref()?.leading()
+    }
+
+    /// Returns whether some node has a record.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.record().is_some()
+    }
+
+    /// Returns the time until the first node with a record forgets it.
+    #[must_use]
+    pub fn expires_in(&self) -> Duration {
+        let records = self.records.as_ref();
+        records.map_or(Duration::MAX, |records| records.expire_in)
     }
 
     /// Returns the targets of the `CONFIRM` of the current step: all nodes that did not answer
@@ -202,9 +261,17 @@ impl AcquireRound {
         }
     }
 
-    /// Returns the nodes that have not answered the current step.
+    /// Returns the nodes with a relevant outstanding answer.
     #[must_use]
     pub fn silent(&self) -> NodeSet {
+        if let Some(records) = &self.records {
+            if let Some(repairers) = records.repairers {
+                return repairers;
+            }
+            if records.leading().is_some() {
+                return self.unanswered();
+            }
+        }
         match self.step {
             0 => self.unanswered(),
             // The round does not wait for the others.
@@ -234,6 +301,21 @@ impl AcquireRound {
         self.which(|acquired| matches!(acquired, Acquired::Held { .. }))
     }
 
+    /// Looks for a record in an answer, of which the step of the lock is this one.
+    fn with_records(&mut self, step: AcquireStep, node: usize, answer: &Answer) -> AcquireStep {
+        if self.records.is_none() {
+            return step;
+        }
+        let (granted, unanswered) = (self.granted(), self.unanswered());
+        let Some(records) = &mut self.records else {
+            return step;
+        };
+        if let Answer::Replied(reply) = answer {
+            records.note(node, reply);
+        }
+        records.decide(step, granted, unanswered)
+    }
+
     fn decide(&mut self) -> AcquireStep {
         let majority = self.quorum.majority();
         let granted = self.granted();
@@ -244,7 +326,10 @@ impl AcquireRound {
             if granted.len() < majority {
                 return self.refuse_if_impossible(candidates.len());
             }
-            let mut numbers = self.acquired.iter().filter_map(Acquired::number);
+            let mut numbers = self.acquired.iter().filter_map(|acquired| match acquired {
+                Acquired::Granted(number) => Some(*number),
+                _ => None,
+            });
             let agreed = numbers.find(|number| self.acknowledged(*number).len() >= majority);
             return match agreed {
                 Some(token) => AcquireStep::Granted(token),
@@ -272,7 +357,7 @@ impl AcquireRound {
     fn start_step(&mut self) -> AcquireStep {
         self.step += 1;
         self.target = self.highest;
-        (self.exact, self.higher, self.failed) = Default::default();
+        (self.exact, self.failed) = Default::default();
         let acknowledged = self.acknowledged(self.target);
         let asked = self.granted().union(self.unanswered());
         self.unconfirmed = asked.without(acknowledged.union(self.lost));
@@ -286,11 +371,10 @@ impl AcquireRound {
             return AcquireStep::Wait;
         }
         let (granted, unanswered) = (self.granted(), self.unanswered());
-        let confirmed = self.exact.union(self.higher).union(self.lost);
-        let voted = granted.union(self.refused()).union(confirmed);
+        let voted = granted.union(self.refused());
         let kind = if voted.len() >= majority {
             RefusalKind::Contended {
-                expires_in: self.expires_in(),
+                expires_in: self.free_in(),
             }
         } else if voted.len() + unanswered.len() < majority {
             RefusalKind::Unavailable
@@ -309,7 +393,11 @@ impl AcquireRound {
 
     /// Returns the slots that a majority of the nodes that named free slots named.
     fn free_slots(&self) -> u64 {
-        let named = || self.acquired.iter().filter_map(Acquired::free);
+        let free = |acquired: &Acquired| match *acquired {
+            Acquired::Held { free, .. } => free,
+            _ => None,
+        };
+        let named = || self.acquired.iter().filter_map(free);
         let is_free = |slot: &u32| {
             let naming_it = named().filter(|free| free >> slot & 1 == 1);
             2 * naming_it.count() > named().count()
@@ -320,9 +408,13 @@ impl AcquireRound {
     }
 
     /// Returns the time until a majority is free, if the holders do not renew.
-    fn expires_in(&self) -> Option<Duration> {
+    fn free_in(&self) -> Option<Duration> {
         // A key that never expires comes last, not first.
-        let held = || self.acquired.iter().filter_map(Acquired::held_for);
+        let held_for = |acquired: &Acquired| match *acquired {
+            Acquired::Held { expires_in, .. } => Some(expires_in),
+            _ => None,
+        };
+        let held = || self.acquired.iter().filter_map(held_for);
         let others = self.quorum.nodes() - held().count();
         let needed = self.quorum.majority().saturating_sub(others).max(1);
         let is_enough = |left: &Duration| held().filter(|other| other <= left).count() >= needed;
@@ -335,26 +427,117 @@ impl AcquireRound {
     }
 }
 
-impl Acquired {
-    fn number(&self) -> Option<u64> {
-        match *self {
-            Self::Granted(number) => Some(number),
-            _ => None,
+/// What the nodes answer about the record of a key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Records {
+    quorum: Quorum,
+    fingerprint: Fingerprint,
+    copies: Copies,
+    /// The time until the first node with a record forgets it.
+    expire_in: Duration,
+    /// The nodes with an outstanding `RECORD`; `None` before a repair.
+    repairers: Option<NodeSet>,
+    held_for_other_request: NodeSet,
+    intended: NodeSet,
+}
+
+impl Records {
+    fn new(quorum: Quorum, fingerprint: Fingerprint) -> Self {
+        Self {
+            quorum,
+            fingerprint,
+            copies: Copies::new(quorum),
+            expire_in: Duration::MAX,
+            repairers: None,
+            held_for_other_request: NodeSet::default(),
+            intended: NodeSet::default(),
         }
     }
 
-    /// Returns how long another owner holds the node, at most for ever.
-    fn held_for(&self) -> Option<Duration> {
-        match *self {
-            Self::Held { expires_in, .. } => Some(expires_in),
-            _ => None,
+    /// Returns the record with the most copies, if there is one, and the nodes that are not known to have any.
+    fn leading(&self) -> Option<(&Record, NodeSet)> {
+        Some((
+            self.copies.leading(Record::execution)?,
+            self.copies.without(),
+        ))
+    }
+
+    /// Looks for a record in the reply of a node.
+    fn note(&mut self, node: usize, reply: &Reply) {
+        match reply {
+            Reply::Done { record, expires_in } => {
+                self.expire_in = self.expire_in.min(*expires_in);
+                self.copies.note(node, record);
+            }
+            Reply::Held {
+                fingerprint: Some(held_for),
+                ..
+            } if *held_for != self.fingerprint => {
+                self.held_for_other_request.insert(node);
+            }
+            Reply::Intended => {
+                self.intended.insert(node);
+            }
+            _ => {}
         }
     }
 
-    fn free(&self) -> Option<u64> {
-        match *self {
-            Self::Held { free, .. } => free,
-            _ => None,
+    /// Returns the next step, if that of the lock is this one.
+    fn decide(&mut self, step: AcquireStep, granted: NodeSet, unanswered: NodeSet) -> AcquireStep {
+        let Some(best) = self.copies.leading(Record::execution).cloned() else {
+            return self.as_lock(step);
+        };
+        let majority = self.quorum.majority();
+        let copies = self.copies.of(best.execution()).len();
+        let is_of_other_request = best.fingerprint() != self.fingerprint;
+        let decided = if copies >= majority {
+            Decided::Recorded(best)
+        } else {
+            let awaited = self.repairers.unwrap_or(unanswered);
+            if !awaited.is_empty() {
+                return AcquireStep::Wait;
+            }
+            let without = self.copies.without();
+            if self.repairers.is_none() {
+                // Only these take it from this owner.
+                let recorded = NodeSet::all(self.quorum).without(without);
+                let granted = granted.without(recorded);
+                let completes = copies + granted.len() >= majority;
+                self.repairers = Some(if completes {
+                    granted
+                } else {
+                    NodeSet::default()
+                });
+                if completes {
+                    return AcquireStep::Repair(best);
+                }
+            }
+            if copies + without.len() < majority {
+                Decided::Conflicting
+            } else if copies + without.without(self.intended).len() < majority {
+                // The others have the intent of an unrecorded execution, and will never grant a repair.
+                Decided::Unknown
+            } else {
+                Decided::Undecided
+            }
+        };
+        AcquireStep::Decided(match is_of_other_request {
+            true => Decided::OtherRequest,
+            false => decided,
+        })
+    }
+
+    /// Without a record, the step is that of a lock's acquisition.
+    fn as_lock(&self, step: AcquireStep) -> AcquireStep {
+        let (majority, nodes) = (self.quorum.majority(), self.quorum.nodes());
+        match step {
+            AcquireStep::Refused(_) if nodes - self.intended.len() < majority => {
+                AcquireStep::Decided(Decided::Unknown)
+            }
+            AcquireStep::Refused(_) if self.held_for_other_request.len() >= majority => {
+                AcquireStep::Decided(Decided::OtherRequest)
+            }
+            step => step,
         }
     }
 }

@@ -11,8 +11,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use tower_redlock::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec};
-use tower_redlock::protocol::message::{Op, Reply};
-use tower_redlock::protocol::round::Answer;
+use tower_redlock::protocol::message::{Answer, Op, Reply};
 use tower_redlock::protocol::{NodeSet, Quorum};
 
 use crate::space::{Interner, Memo, RETENTION, ticks};

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_redlock::protocol::message::Reply;
-use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal, RefusalKind};
+use tower_redlock::protocol::message::{Answer, Reply};
+use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Refusal, RefusalKind};
 
 use crate::round_cases::{
     HELD, Verdict, assignments, cases, granted, majority, orders, quorum, verdict, verdict_of,
@@ -41,7 +41,7 @@ const FATES: [Fate; 5] = [
 /// can be neither wrong nor early nor late.
 fn check_split(fates: &[Fate], order: &[usize]) {
     let nodes = fates.len();
-    let mut round = AcquireRound::new(quorum(nodes));
+    let mut round = AcquireRound::new(quorum(nodes), None);
     let (mut granted, mut reached, mut silent) = (0, 0, nodes);
     let mut decided = Verdict::Open;
     let (late, prompt): (Vec<usize>, Vec<usize>) =
@@ -58,7 +58,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
         silent -= 1;
         let step = round.on_acquire(node, &answer);
         let context = || format!("{fates:?} in order {order:?} at node {node}: {step:?}");
-        let found = verdict_of(step);
+        let found = verdict_of(&step);
         assert_eq!(
             round.refused().contains(node),
             fates[node] == Fate::Held,
@@ -85,6 +85,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
                 assert_eq!(refusal.voted.len(), reached, "{}", context());
             }
             AcquireStep::Wait | AcquireStep::Confirm(_) => {}
+            AcquireStep::Repair(_) | AcquireStep::Decided(_) => panic!("no node has a record"),
         }
     }
     assert_ne!(
@@ -108,18 +109,18 @@ fn acquire_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
 
 #[test]
 fn one_held_node_among_failed_ones_is_unavailable() {
-    let mut round = AcquireRound::new(quorum(3));
+    let mut round = AcquireRound::new(quorum(3), None);
     assert_eq!(round.on_acquire(0, &HELD), AcquireStep::Wait);
     // Success is still possible here, and after the next answer it is not; but what is known then
     // is one node's word.
     assert_eq!(round.on_acquire(1, &Answer::Failed), AcquireStep::Wait);
     let step = round.on_acquire(2, &Answer::Failed);
-    assert_eq!(verdict_of(step), Verdict::Unavailable);
+    assert_eq!(verdict_of(&step), Verdict::Unavailable);
 }
 
 #[test]
 fn second_answer_of_a_node_is_not_a_second_vote() {
-    let mut round = AcquireRound::new(quorum(3));
+    let mut round = AcquireRound::new(quorum(3), None);
     round.on_acquire(0, &granted(7));
     let before = round.clone();
     for answer in [granted(7), granted(9), HELD, Answer::Failed] {
@@ -138,7 +139,7 @@ proptest! {
         failed in 0_usize..=4,
     ) {
         let nodes = expiries.len() + failed.min(5 - expiries.len());
-        let mut round = AcquireRound::new(quorum(nodes));
+        let mut round = AcquireRound::new(quorum(nodes), None);
         let mut last = AcquireStep::Wait;
         for node in expiries.len()..nodes {
             last = round.on_acquire(node, &Answer::Failed);
@@ -182,7 +183,7 @@ fn free_slots_are_those_that_most_refusals_name() {
         (vec![HELD, refusal(0b101)], 0b101),
         (vec![HELD, HELD], 0),
     ] {
-        let mut round = AcquireRound::new(quorum(3));
+        let mut round = AcquireRound::new(quorum(3), None);
         let mut last = AcquireStep::Wait;
         for (node, answer) in answers.iter().enumerate() {
             last = round.on_acquire(node, answer);

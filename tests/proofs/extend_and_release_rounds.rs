@@ -6,8 +6,8 @@
 )]
 
 use tower_redlock::protocol::NodeSet;
-use tower_redlock::protocol::message::Reply;
-use tower_redlock::protocol::round::{Answer, ExtendRound, ExtendStep, ReleaseRound, ReleaseStep};
+use tower_redlock::protocol::message::{Answer, Reply};
+use tower_redlock::protocol::round::{ExtendRound, ExtendStep, ReleaseRound, ReleaseStep};
 
 use crate::round_cases::{LOST, assignments, at, granted, majority, orders, quorum};
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_redlock::protocol::message::{Command, Op, Reply};
-use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Answer, ExtendRound, ExtendStep};
+use tower_redlock::protocol::message::{Answer, Command, Op, Reply};
+use tower_redlock::protocol::round::{AcquireRound, AcquireStep, ExtendRound, ExtendStep};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store, validity};
 
 use crate::round_cases::{asked, cases, quorum};
@@ -240,7 +240,7 @@ impl World {
             owner: OwnerToken::from_random([attempts; 16]),
             started: self.now,
             began: self.event,
-            phase: Phase::Acquiring(AcquireRound::new(quorum)),
+            phase: Phase::Acquiring(AcquireRound::new(quorum, None)),
         };
         // Clocks that disagree: proposals somewhat below and above what has been granted, so that
         // the nodes' numbers differ often.
@@ -350,6 +350,7 @@ impl World {
         };
         match step {
             AcquireStep::Wait => {}
+            AcquireStep::Repair(_) | AcquireStep::Decided(_) => panic!("no node has a record"),
             AcquireStep::Confirm(target) => {
                 let (nodes, step) = (asked(round), round.step());
                 self.seen.second_phases += usize::from(step == 1);

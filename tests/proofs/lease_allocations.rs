@@ -5,8 +5,8 @@ use std::time::Duration;
 use tower_redlock::protocol::lease::{
     Access, Effect, Event, Input, Lease, LeaseRequest, LeaseSpec,
 };
-use tower_redlock::protocol::message::{Op, Reply};
-use tower_redlock::protocol::round::{Answer, ReleaseStep};
+use tower_redlock::protocol::message::{Answer, Op, Reply};
+use tower_redlock::protocol::round::ReleaseStep;
 
 use crate::round_cases::quorum;
 

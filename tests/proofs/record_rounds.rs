@@ -11,11 +11,9 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tower_redlock::protocol::message::Reply;
-use tower_redlock::protocol::once::{
-    Decided, LookRound, LookStep, OnceRound, OnceStep, RecordRound, RecordStep,
-};
-use tower_redlock::protocol::round::{AcquireStep, Answer};
+use tower_redlock::protocol::message::{Answer, Reply};
+use tower_redlock::protocol::once::{Decided, LookRound, LookStep, RecordRound, RecordStep};
+use tower_redlock::protocol::round::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, Record};
 
 use crate::round_cases::{assignments, majority, orders, quorum};
@@ -104,8 +102,8 @@ fn number_of(record: &Record) -> u8 {
     record.digest()[0]
 }
 
-fn once_round(nodes: usize) -> OnceRound {
-    OnceRound::new(quorum(nodes), Some(Fingerprint::from_digest([0; 32])))
+fn once_round(nodes: usize) -> AcquireRound {
+    AcquireRound::new(quorum(nodes), Some(Fingerprint::from_digest([0; 32])))
 }
 
 // ---- Acquiring what may have been executed -----------------------------------------------------
@@ -124,18 +122,18 @@ enum Verdict {
     Refused,
 }
 
-fn verdict_of(step: &OnceStep) -> Verdict {
+fn verdict_of(step: &AcquireStep) -> Verdict {
     match step {
-        OnceStep::Acquire(AcquireStep::Wait) => Verdict::Open,
-        OnceStep::Acquire(AcquireStep::Confirm(token)) => Verdict::Confirm(*token),
-        OnceStep::Acquire(AcquireStep::Granted(token)) => Verdict::Execute(*token),
-        OnceStep::Acquire(AcquireStep::Refused(_)) => Verdict::Refused,
-        OnceStep::Repair(record) => Verdict::Repair(number_of(record)),
-        OnceStep::Decided(Decided::Recorded(record)) => Verdict::Replay(number_of(record)),
-        OnceStep::Decided(Decided::OtherRequest) => Verdict::OtherRequest,
-        OnceStep::Decided(Decided::Undecided) => Verdict::Undecided,
-        OnceStep::Decided(Decided::Conflicting) => Verdict::Conflicting,
-        OnceStep::Decided(Decided::Unknown) => Verdict::Unknown,
+        AcquireStep::Wait => Verdict::Open,
+        AcquireStep::Confirm(token) => Verdict::Confirm(*token),
+        AcquireStep::Granted(token) => Verdict::Execute(*token),
+        AcquireStep::Refused(_) => Verdict::Refused,
+        AcquireStep::Repair(record) => Verdict::Repair(number_of(record)),
+        AcquireStep::Decided(Decided::Recorded(record)) => Verdict::Replay(number_of(record)),
+        AcquireStep::Decided(Decided::OtherRequest) => Verdict::OtherRequest,
+        AcquireStep::Decided(Decided::Undecided) => Verdict::Undecided,
+        AcquireStep::Decided(Decided::Conflicting) => Verdict::Conflicting,
+        AcquireStep::Decided(Decided::Unknown) => Verdict::Unknown,
     }
 }
 
@@ -219,7 +217,7 @@ fn verdict(told: &[Option<Fate>]) -> Verdict {
 }
 
 /// Drives one round and holds every step against the rule; ends with what it asks to repair.
-fn check_acquire(fates: &[Fate], order: &[usize]) -> Option<OnceRound> {
+fn check_acquire(fates: &[Fate], order: &[usize]) -> Option<AcquireRound> {
     let mut round = once_round(fates.len());
     let mut told = vec![None; fates.len()];
     for node in order {
@@ -228,9 +226,11 @@ fn check_acquire(fates: &[Fate], order: &[usize]) -> Option<OnceRound> {
         let context = format!("{fates:?} in order {order:?} at node {node}");
         assert_eq!(verdict_of(&step), verdict(&told), "{context}");
         match step {
-            OnceStep::WAIT => assert!(!round.silent().is_empty(), "{context}: waits for no node"),
-            OnceStep::Acquire(AcquireStep::Granted(_)) => {}
-            OnceStep::Repair(_) => {
+            AcquireStep::Wait => {
+                assert!(!round.silent().is_empty(), "{context}: waits for no node")
+            }
+            AcquireStep::Granted(_) => {}
+            AcquireStep::Repair(_) => {
                 let granted = (0..fates.len()).filter(|node| fates[*node] == Fate::Granted(7));
                 assert!(round.repairers().iter().eq(granted), "{context}");
                 return Some(round);
@@ -293,7 +293,7 @@ fn repair_ends_with_the_records_of_the_nodes_at_that_time() {
 }
 
 fn check_repair(
-    mut round: OnceRound,
+    mut round: AcquireRound,
     fates: &[Fate],
     repairers: &[usize],
     answers: &[Fate],
@@ -341,11 +341,8 @@ fn second_phase_executes_only_with_exact_numbers_and_never_beside_a_record() {
             let mut round = once_round(3);
             round.on_acquire(0, &Fate::Granted(1).answer());
             let step = round.on_acquire(1, &Fate::Granted(2).answer());
-            assert_eq!(step, OnceStep::Acquire(AcquireStep::Confirm(2)));
-            assert_eq!(
-                round.acquiring().unconfirmed().iter().collect::<Vec<_>>(),
-                [0, 2]
-            );
+            assert_eq!(step, AcquireStep::Confirm(2));
+            assert_eq!(round.unconfirmed().iter().collect::<Vec<_>>(), [0, 2]);
             // Of node 2 both requests are under way, and only the first may have been carried out.
             let told = [(0, 1, answers[0]), (2, 0, third), (2, 1, answers[1])];
             let mut records = [None; 3];
@@ -397,21 +394,21 @@ fn record_found_by_an_earlier_second_phase_prevents_an_execution() {
     round.on_acquire(0, &Fate::Granted(1).answer());
     round.on_acquire(1, &Fate::Granted(2).answer());
     let step = round.on_acquire(2, &Fate::Granted(1).answer());
-    assert_eq!(step, OnceStep::Acquire(AcquireStep::Confirm(2)));
+    assert_eq!(step, AcquireStep::Confirm(2));
     round.on_confirm(0, 1, &Fate::At(5).answer());
     round.on_confirm(2, 1, &Fate::At(5).answer());
     let step = round.on_confirm(3, 1, &Answer::Failed);
-    assert_eq!(step, OnceStep::Acquire(AcquireStep::Confirm(5)));
+    assert_eq!(step, AcquireStep::Confirm(5));
     let step = round.on_confirm(4, 1, &Fate::Done(1).answer());
-    assert_eq!(step, OnceStep::WAIT);
+    assert_eq!(step, AcquireStep::Wait);
     for node in 0..3 {
         let step = round.on_confirm(node, 2, &Fate::At(5).answer());
-        assert_eq!(step, OnceStep::WAIT);
+        assert_eq!(step, AcquireStep::Wait);
     }
     assert_eq!(round.silent().iter().collect::<Vec<_>>(), [3, 4]);
     round.on_acquire(3, &Answer::Failed);
     let step = round.on_acquire(4, &Answer::Failed);
-    assert_eq!(step, OnceStep::Repair(record(1)));
+    assert_eq!(step, AcquireStep::Repair(record(1)));
 }
 
 #[test]
@@ -419,9 +416,9 @@ fn record_found_after_the_grant_is_repaired_and_not_executed_again() {
     let mut round = once_round(3);
     round.on_acquire(0, &Fate::Granted(7).answer());
     let step = round.on_acquire(1, &Fate::Granted(7).answer());
-    assert_eq!(step, OnceStep::Acquire(AcquireStep::Granted(7)));
+    assert_eq!(step, AcquireStep::Granted(7));
     let step = round.on_acquire(2, &Fate::Done(1).answer());
-    assert_eq!(step, OnceStep::Repair(record(1)));
+    assert_eq!(step, AcquireStep::Repair(record(1)));
     assert_eq!(round.silent().iter().collect::<Vec<_>>(), [0, 1]);
     let step = round.on_record(1, &Answer::Replied(done(head(1))));
     assert_eq!(verdict_of(&step), Verdict::Replay(1));
@@ -443,7 +440,7 @@ fn whole_record_is_preferred_to_its_head() {
         let step = round.on_acquire(4, &Answer::Failed);
         let whole = heads.contains(&false);
         let expected = if whole { record(1) } else { head(1) };
-        assert_eq!(step, OnceStep::Repair(expected), "{heads:?}");
+        assert_eq!(step, AcquireStep::Repair(expected), "{heads:?}");
     }
 }
 
@@ -551,14 +548,14 @@ fn second_answer_of_a_node_is_not_counted() {
         let (done, granted) = (Fate::Done(1).answer(), Fate::Granted(7).answer());
         assert_eq!(recording.on_record(0, &done), RecordStep::Wait);
         assert_eq!(look.on_look(0, &done), LookStep::Wait);
-        assert_eq!(acquiring.on_acquire(0, &granted), OnceStep::WAIT);
+        assert_eq!(acquiring.on_acquire(0, &granted), AcquireStep::Wait);
     }
     assert_eq!(
         acquiring.on_acquire(1, &Fate::Done(1).answer()),
-        OnceStep::WAIT
+        AcquireStep::Wait
     );
     assert_eq!(
         acquiring.on_acquire(1, &Fate::Done(1).answer()),
-        OnceStep::WAIT
+        AcquireStep::Wait
     );
 }

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use tower_redlock::protocol::Quorum;
-use tower_redlock::protocol::message::Reply;
-use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal, RefusalKind};
+use tower_redlock::protocol::message::{Answer, Reply};
+use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Refusal, RefusalKind};
 
 pub(crate) const fn granted(number: u64) -> Answer {
     Answer::Replied(Reply::Granted(number))
@@ -104,7 +104,7 @@ pub(crate) fn verdict(nodes: usize, granted: usize, reached: usize, silent: usiz
     }
 }
 
-pub(crate) fn verdict_of(step: AcquireStep) -> Verdict {
+pub(crate) fn verdict_of(step: &AcquireStep) -> Verdict {
     match step {
         AcquireStep::Wait => Verdict::Open,
         AcquireStep::Granted(_) => Verdict::Granted,
@@ -113,6 +113,7 @@ pub(crate) fn verdict_of(step: AcquireStep) -> Verdict {
             RefusalKind::Contended { .. } => Verdict::Contended,
             RefusalKind::Unavailable => Verdict::Unavailable,
         },
+        AcquireStep::Repair(_) | AcquireStep::Decided(_) => panic!("no node has a record"),
     }
 }
 

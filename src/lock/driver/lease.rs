@@ -22,8 +22,8 @@ use crate::node::{Job, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, u
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
 use crate::protocol::lease::{Event, Input, Lease, LeaseSpec};
-use crate::protocol::message::{Command, Op, Reply};
-use crate::protocol::round::{Answer, Refusal, RefusalKind};
+use crate::protocol::message::{Answer, Command, Op, Reply};
+use crate::protocol::round::{Refusal, RefusalKind};
 use crate::protocol::{FencingToken, KeyNames, NodeSet, OwnerToken};
 
 /// The driver of one lease: an attempt, and the lock once it is granted.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::protocol::message::{Op, SharedOp};
+use crate::protocol::message::{Answer, Op, SharedOp};
 use crate::protocol::once::Decided;
 
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::{Fingerprint, Record};
-use crate::protocol::round::{Answer, Refusal, ReleaseStep};
+use crate::protocol::round::{Refusal, ReleaseStep};
 use crate::protocol::token::OwnerToken;
 
 /// The number of the `ACQUIRE`, the first request.

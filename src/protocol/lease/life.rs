@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use crate::protocol::lease::io::{ACQUIRE, Effect, Event, LeaseRequest, LeaseSpec, Loss};
-use crate::protocol::message::{Op, Reply};
-use crate::protocol::once::{Decided, LookRound, OnceRound, OnceStep, RecordRound, RecordStep};
+use crate::protocol::message::{Answer, Op, Reply};
+use crate::protocol::once::{Decided, LookRound, RecordRound, RecordStep};
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::record::Record;
-use crate::protocol::round::{Answer, ExtendRound, ExtendStep, ReleaseRound, ReleaseStep};
+use crate::protocol::round::{
+    AcquireRound, AcquireStep, ExtendRound, ExtendStep, ReleaseRound, ReleaseStep,
+};
 use crate::protocol::validity::{self, whole_millis};
 
 /// The resolution of timers: what is due by then counts as due.
@@ -81,7 +83,7 @@ pub(super) struct Extending {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Acquiring {
-    pub(super) round: OnceRound,
+    pub(super) round: AcquireRound,
     /// The number of the current `CONFIRM`.
     pub(super) confirm: Option<u32>,
     /// The number of the `RECORD` of a repair.
@@ -102,7 +104,7 @@ pub(super) struct Pending {
     /// When it was granted; `None` once the nodes have been asked again.
     pub(super) granted_at: Option<Duration>,
     /// The step that follows from a record that arrived since the grant.
-    pub(super) step: Option<OnceStep>,
+    pub(super) step: Option<AcquireStep>,
 }
 
 impl Pending {
@@ -116,7 +118,7 @@ impl Pending {
         } else {
             return;
         };
-        let is_decided = step != OnceStep::WAIT;
+        let is_decided = step != AcquireStep::Wait;
         if self.acquiring.round.is_recorded() && (self.step.is_none() || is_decided) {
             self.step = Some(step);
         }
@@ -124,16 +126,16 @@ impl Pending {
 }
 
 impl Acquiring {
-    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) -> OnceStep {
+    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) -> AcquireStep {
         if number == ACQUIRE {
             self.round.on_acquire(node, answer)
         } else if self.repair == Some(number) {
             self.round.on_record(node, answer)
         } else if self.confirm == Some(number) {
-            let step = self.round.acquiring().step();
+            let step = self.round.step();
             self.round.on_confirm(node, step, answer)
         } else {
-            OnceStep::WAIT
+            AcquireStep::Wait
         }
     }
 
@@ -176,7 +178,7 @@ impl Lease {
     pub(super) fn refuse(&mut self, event: Event, now: Duration) {
         if let LifeStage::Acquiring(acquiring) = &self.stage {
             // They refused the only `ACQUIRE` of this owner.
-            let refused = acquiring.round.acquiring().refused();
+            let refused = acquiring.round.refused();
             self.may_hold = self.may_hold.without(refused);
         }
         self.tell(event);
@@ -191,7 +193,7 @@ impl Lease {
         if self.spec.once.is_some_and(|once| !once.executes) {
             return self.refuse(Event::Decided(Decided::Undecided), now);
         }
-        let acknowledged = acquiring.round.acquiring().acknowledged(number).len();
+        let acknowledged = acquiring.round.acknowledged(number).len();
         // After the last answer that counts.
         let elapsed = now.saturating_sub(self.began);
         let Some(left) = validity::remaining(self.spec.ttl, elapsed) else {
@@ -503,7 +505,7 @@ pub(super) enum FinishStep {
     /// Another lease repairs.
     Repairing,
     /// A replay waits for the nodes that had not answered when it was decided.
-    Replaying(OnceRound),
+    Replaying(AcquireRound),
     /// The rest of the replayed record is being read for the nodes that lack it.
     ReadingReplay(NodeSet),
     /// `TOPUP` was sent to these nodes.
@@ -516,7 +518,7 @@ impl Finish {
         match &self.step {
             FinishStep::Writing { round, .. } => (round.silent(), round.step() == RecordStep::Wait),
             FinishStep::Looking { round, .. } => (round.silent(), true),
-            FinishStep::Replaying(round) => (round.acquiring().unanswered(), false),
+            FinishStep::Replaying(round) => (round.unanswered(), false),
             FinishStep::ToppingUp(silent) => (*silent, false),
             FinishStep::ReadingLeader | FinishStep::Repairing | FinishStep::ReadingReplay(_) => {
                 (NodeSet::default(), false)

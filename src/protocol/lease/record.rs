@@ -37,33 +37,33 @@ use std::time::Duration;
 use crate::protocol::lease::io::{ACQUIRE, Event};
 use crate::protocol::lease::life::{Finish, FinishStep};
 use crate::protocol::lease::life::{Lease, LifeStage, Pending, TICK};
-use crate::protocol::message::{Op, Reply};
-use crate::protocol::once::{Decided, LookRound, LookStep, OnceStep, RecordRound, RecordStep};
+use crate::protocol::message::{Answer, Op, Reply};
+use crate::protocol::once::{Decided, LookRound, LookStep, RecordRound, RecordStep};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
-use crate::protocol::round::{AcquireStep, Answer};
+use crate::protocol::round::AcquireStep;
 use crate::protocol::validity::whole_millis;
 
 impl Lease {
     /// Takes a step of the attempt.
-    pub(super) fn on_step(&mut self, step: OnceStep, now: Duration) {
+    pub(super) fn on_step(&mut self, step: AcquireStep, now: Duration) {
         match step {
-            OnceStep::Acquire(AcquireStep::Wait) => {}
-            OnceStep::Acquire(AcquireStep::Confirm(number)) => {
+            AcquireStep::Wait => {}
+            AcquireStep::Confirm(number) => {
                 if let LifeStage::Acquiring(acquiring) = &mut self.stage {
                     acquiring.confirm = Some(self.number + 1);
-                    let nodes = acquiring.round.acquiring().unconfirmed();
+                    let nodes = acquiring.round.unconfirmed();
                     let token = self.spec.proposal.map(|_| number);
                     self.confirm(token, self.spec.ttl, nodes, now);
                 }
             }
-            OnceStep::Acquire(AcquireStep::Granted(number)) => self.on_granted(number, now),
-            OnceStep::Acquire(AcquireStep::Refused(refusal)) => {
+            AcquireStep::Granted(number) => self.on_granted(number, now),
+            AcquireStep::Refused(refusal) => {
                 self.refuse(Event::Refused(refusal), now);
             }
-            OnceStep::Repair(record) => self.repair(record, now),
-            OnceStep::Decided(Decided::Recorded(record)) => self.replay(record, now),
-            OnceStep::Decided(decided) => self.refuse(Event::Decided(decided), now),
+            AcquireStep::Repair(record) => self.repair(record, now),
+            AcquireStep::Decided(Decided::Recorded(record)) => self.replay(record, now),
+            AcquireStep::Decided(decided) => self.refuse(Event::Decided(decided), now),
         }
     }
 
@@ -108,11 +108,10 @@ impl Lease {
         let FinishStep::Replaying(round) = &recording.step else {
             return;
         };
-        let acquiring = round.acquiring();
-        if !acquiring.unanswered().is_empty() {
+        if !round.unanswered().is_empty() {
             return;
         }
-        self.may_hold = self.may_hold.without(acquiring.refused());
+        self.may_hold = self.may_hold.without(round.refused());
         let record = round.record();
         let record = record.map(|(record, without)| (record.clone(), without));
         match record {
@@ -138,7 +137,7 @@ impl Lease {
             // The time between the grant and the beginning does not count.
             acquiring.deadline = now + node_timeout;
             self.stage = LifeStage::Acquiring(acquiring);
-            return self.on_step(step.unwrap_or(OnceStep::WAIT), now);
+            return self.on_step(step.unwrap_or(AcquireStep::Wait), now);
         }
         self.check_validity(now);
         let LifeStage::Holding(holding) = &mut self.stage else {

@@ -16,8 +16,7 @@ use tower_redlock::protocol::Quorum;
 use tower_redlock::protocol::lease::{
     Decided, Effect, Event, Input, Lease, LeaseRequest, LeaseSpec,
 };
-use tower_redlock::protocol::message::{Op, Reply};
-use tower_redlock::protocol::round::Answer;
+use tower_redlock::protocol::message::{Answer, Op, Reply};
 
 use crate::leases::{Call, Heard, Step, Told};
 use crate::requests::{self, executed, of_reply};

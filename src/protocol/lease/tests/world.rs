@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 pub(super) use crate::protocol::lease::life::LifeStage;
 pub(super) use crate::protocol::lease::*;
-pub(super) use crate::protocol::message::Op;
+pub(super) use crate::protocol::message::{Answer, Op};
 pub(super) use crate::protocol::quorum::{NodeSet, Quorum};
-pub(super) use crate::protocol::round::{Answer, ReleaseStep};
+pub(super) use crate::protocol::round::ReleaseStep;
 pub(super) use crate::protocol::validity;
 
 use crate::protocol::message::Command;
