@@ -34,7 +34,7 @@ use crate::lock::error::{LockError, Lost};
 use crate::lock::guard::LockGuard;
 use crate::lock::layout::{Core, Group, GroupKeys};
 use crate::lock::options::{LockOptions, kind_setters, option_setters};
-use crate::lock::queue::{Wait, WaiterCap};
+use crate::lock::queue::{Permit, Wait, WaiterCap};
 use crate::lock::registry::DrainStage;
 use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
@@ -158,6 +158,35 @@ impl Future for LockFuture {
 impl fmt::Debug for LockFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockFuture").finish_non_exhaustive()
+    }
+}
+
+impl Group {
+    /// Acquires the permits of all keys for a caller that wants this lock, at once if they are free.
+    ///
+    /// # Errors
+    ///
+    /// Returns the refusal of a caller that does not get them, and what `refuse` returns for the holder of a key.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point; the caller's place in the queue is given up.
+    pub(crate) async fn admit<E: From<LockError>>(
+        &self,
+        spec: &LockSpec,
+        wait: &mut Wait,
+        refuse: impl Fn(&LockState) -> Option<E>,
+    ) -> Result<Permit, E> {
+        match self.queue.try_acquire(&spec.keys, spec.lease.access) {
+            Ok(permit) => Ok(permit),
+            Err(waiting) => {
+                if spec.lease.once.is_none() && waiting.is_held_by_own_task() {
+                    spec.registry.warn_of_reentry(spec.labels.resource);
+                }
+                // Boxed, because most calls do not wait, and would reserve its space all the same.
+                Box::pin(self.wait_for_all(spec, waiting, wait, refuse)).await
+            }
+        }
     }
 }
 

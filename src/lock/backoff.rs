@@ -22,12 +22,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::lock::cluster::Cluster;
+use crate::lock::cluster::{Cluster, Submit, submit_in_drop};
 use crate::lock::error::LockError;
 use crate::lock::queue::{Permit, Wait, Watching};
 use crate::lock::registry::DrainStage;
 use crate::lock::state::LockSpec;
-use crate::node::{Job, Packet, VoteReceiver, random_u64, unguessable};
+use crate::node::{Job, Node, Packet, VoteReceiver, random_u64, unguessable};
 use crate::protocol::lease::{Access, Decided, TICK};
 use crate::protocol::message::{Command, Op, SharedOp};
 use crate::protocol::{KeyNames, OnRelease, OwnerToken, Retry};
@@ -374,26 +374,26 @@ impl Announcement {
         while self.votes.try_recv().is_some() {}
         // Twice, because a request may be on its way for as long.
         self.gone_at = Instant::now() + 2 * patience;
-        self.send(SharedOp::Announce { patience }, Cluster::submit);
+        self.send(SharedOp::Announce { patience }, <dyn Node>::submit);
     }
 
-    fn send(&self, op: SharedOp, submit: fn(&Cluster, usize, Job)) {
+    fn send(&self, op: SharedOp, submit: Submit) {
         let command = Command {
             names: Arc::clone(&self.names),
             owner: self.owner.clone(),
             op: Op::Shared(op),
         };
         let packet = Packet::new(command, false, None);
-        for node in 0..self.cluster.nodes.len() {
+        for (number, node) in self.cluster.nodes.iter().enumerate() {
             let packet = Some(Arc::clone(&packet));
-            let job = Job::new(packet, self.votes.sender(node), self.gone_at);
-            submit(&self.cluster, node, job);
+            let job = Job::new(packet, self.votes.sender(number), self.gone_at);
+            submit(&**node, job);
         }
     }
 }
 
 impl Drop for Announcement {
     fn drop(&mut self) {
-        self.send(SharedOp::Withdraw, Cluster::submit_in_drop);
+        self.send(SharedOp::Withdraw, submit_in_drop);
     }
 }

@@ -23,6 +23,16 @@ pub(crate) struct Cluster {
     pub(crate) home: Arc<Home>,
 }
 
+/// How a job gets to its node: [`Node::submit`], or [`submit_in_drop`].
+pub(crate) type Submit = fn(&dyn Node, Job);
+
+/// Submits a job from a `Drop`, out of which no panic may come: while another panic unwinds the task, it would
+/// abort the process.
+pub(crate) fn submit_in_drop(node: &dyn Node, job: Job) {
+    // The hook has reported the panic, and the job has failed by its drop.
+    drop(catch_unwind(AssertUnwindSafe(|| node.submit(job))));
+}
+
 /// The outcome of a request at one node.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
@@ -122,17 +132,6 @@ impl Cluster {
                 return;
             }
         }
-    }
-
-    pub(crate) fn submit(&self, node: usize, job: Job) {
-        self.nodes[node].submit(job);
-    }
-
-    /// Submits a job from a `Drop`, out of which no panic may come: while another panic unwinds the task, it would
-    /// abort the process.
-    pub(crate) fn submit_in_drop(&self, node: usize, job: Job) {
-        // The hook has reported the panic, and the job has failed by its drop.
-        drop(catch_unwind(AssertUnwindSafe(|| self.submit(node, job))));
     }
 
     /// Returns the failure of a node that has not answered for `after`.

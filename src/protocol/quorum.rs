@@ -101,6 +101,12 @@ impl NodeSet {
         Self(self.0 | other.0)
     }
 
+    /// Returns the nodes that both sets have.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
     /// Returns the nodes of this set that the other one does not have.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
@@ -167,6 +173,7 @@ mod tests {
         let other = [5, 6].into_iter().collect();
         assert!(set.union(other).iter().eq([0, 5, 6, 7]));
         assert!(set.without(other).iter().eq([0, 7]));
+        assert!(set.intersection(other).iter().eq([5]));
         assert!(set.without(set).is_empty() && !set.is_empty());
     }
 }

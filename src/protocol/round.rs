@@ -22,7 +22,12 @@ const MAX_STEPS: u8 = 3;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AcquireRound {
     quorum: Quorum,
-    /// The answers to the `ACQUIRE`, by node.
+    /// The nodes that have not answered the `ACQUIRE`, those that granted it, and those that other owners hold. The rest has
+    /// failed.
+    unanswered: NodeSet,
+    granted: NodeSet,
+    refused: NodeSet,
+    /// What came with these answers, by node.
     acquired: Vec<Acquired>,
     /// Whether readers hold the lock at some node.
     is_shared: bool,
@@ -48,7 +53,8 @@ pub struct AcquireRound {
 /// The answer of one node to the `ACQUIRE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Acquired {
-    Silent,
+    /// No answer, or none that counts.
+    Nothing,
     Granted(u64),
     Held {
         /// The time until it is free; the longest if that is unknown.
@@ -56,7 +62,6 @@ enum Acquired {
         /// The free slots, if the node named them.
         free: Option<u64>,
     },
-    Failed,
 }
 
 /// The next step, after the answers so far.
@@ -116,7 +121,10 @@ impl AcquireRound {
     pub fn new(quorum: Quorum, fingerprint: Option<Fingerprint>) -> Self {
         Self {
             quorum,
-            acquired: vec![Acquired::Silent; quorum.nodes()],
+            unanswered: NodeSet::all(quorum),
+            granted: NodeSet::default(),
+            refused: NodeSet::default(),
+            acquired: vec![Acquired::Nothing; quorum.nodes()],
             is_shared: false,
             highest: 0,
             step: 0,
@@ -137,29 +145,35 @@ impl AcquireRound {
 
     /// Takes the answer of `node` to the `ACQUIRE`.
     pub fn on_acquire(&mut self, node: usize, answer: &Answer) -> AcquireStep {
-        let acquired = &mut self.acquired[node];
-        if *acquired != Acquired::Silent {
+        if !self.unanswered.remove(node) {
             return self.with_records(AcquireStep::Wait, node, answer);
         }
         let held = |expires_in: Option<Duration>, free| Acquired::Held {
             expires_in: expires_in.unwrap_or(Duration::MAX),
             free,
         };
-        *acquired = match *answer {
-            Answer::Replied(Reply::Granted(number)) => {
-                self.highest = self.highest.max(number);
-                Acquired::Granted(number)
-            }
-            Answer::Replied(Reply::Held { expires_in, .. }) => held(expires_in, None),
-            Answer::Replied(Reply::HeldShared { expires_in }) => {
-                self.is_shared = true;
+        let acquired = match *answer {
+            Answer::Replied(Reply::Granted(number)) => Acquired::Granted(number),
+            Answer::Replied(Reply::Held { expires_in, .. } | Reply::HeldShared { expires_in }) => {
                 held(expires_in, None)
             }
             Answer::Replied(Reply::HeldSlot { expires_in, free }) => held(expires_in, Some(free)),
             // No grant either.
             Answer::Replied(Reply::Done { .. } | Reply::Intended) => held(None, None),
-            Answer::Replied(_) | Answer::Failed => Acquired::Failed,
+            Answer::Replied(_) | Answer::Failed => Acquired::Nothing,
         };
+        self.is_shared |= matches!(answer, Answer::Replied(Reply::HeldShared { .. }));
+        match acquired {
+            Acquired::Nothing => {}
+            Acquired::Granted(number) => {
+                self.highest = self.highest.max(number);
+                self.granted.insert(node);
+            }
+            Acquired::Held { .. } => {
+                self.refused.insert(node);
+            }
+        }
+        self.acquired[node] = acquired;
         let step = self.decide();
         self.with_records(step, node, answer)
     }
@@ -207,11 +221,10 @@ impl AcquireRound {
 
     /// Ends a repair: a record that cannot be read cannot be written either.
     pub fn on_unreadable(&mut self) -> AcquireStep {
-        let (granted, unanswered) = (self.granted(), self.unanswered());
         match &mut self.records {
             Some(records) => {
                 records.repairers = Some(NodeSet::default());
-                records.decide(AcquireStep::Wait, granted, unanswered)
+                records.decide(AcquireStep::Wait, self.granted, self.unanswered)
             }
             None => AcquireStep::Wait,
         }
@@ -253,8 +266,10 @@ impl AcquireRound {
     /// Returns the nodes that have answered exactly `token` so far.
     #[must_use]
     pub fn acknowledged(&self, token: u64) -> NodeSet {
-        let granted = self.which(|acquired| *acquired == Acquired::Granted(token));
-        let granted = granted.without(self.lost);
+        let granted = which(&self.acquired, |acquired| {
+            *acquired == Acquired::Granted(token)
+        });
+        let granted = granted.collect::<NodeSet>().without(self.lost);
         match token == self.target {
             true => granted.union(self.exact),
             false => granted,
@@ -269,58 +284,53 @@ impl AcquireRound {
                 return repairers;
             }
             if records.leading().is_some() {
-                return self.unanswered();
+                return self.unanswered;
             }
         }
         match self.step {
-            0 => self.unanswered(),
+            0 => self.unanswered,
             // The round does not wait for the others.
-            _ => {
-                let failed = self.which(|acquired| *acquired == Acquired::Failed);
-                self.unconfirmed.without(failed.union(self.refused()))
-            }
+            _ => self
+                .unconfirmed
+                .intersection(self.granted.union(self.unanswered)),
         }
     }
 
     /// Returns the nodes that have not answered the `ACQUIRE`.
     #[must_use]
     pub fn unanswered(&self) -> NodeSet {
-        self.which(|acquired| *acquired == Acquired::Silent)
+        self.unanswered
     }
 
     /// Returns the nodes that granted the lock to this attempt.
     #[must_use]
     pub fn granted(&self) -> NodeSet {
-        self.which(|acquired| matches!(acquired, Acquired::Granted(_)))
+        self.granted
     }
 
     /// Returns the nodes that cannot hold the lock for this attempt: they answered the only `ACQUIRE` of this
     /// attempt with another holder.
     #[must_use]
     pub fn refused(&self) -> NodeSet {
-        self.which(|acquired| matches!(acquired, Acquired::Held { .. }))
+        self.refused
     }
 
     /// Looks for a record in an answer, of which the step of the lock is this one.
     fn with_records(&mut self, step: AcquireStep, node: usize, answer: &Answer) -> AcquireStep {
-        if self.records.is_none() {
-            return step;
-        }
-        let (granted, unanswered) = (self.granted(), self.unanswered());
         let Some(records) = &mut self.records else {
             return step;
         };
         if let Answer::Replied(reply) = answer {
             records.note(node, reply);
         }
-        records.decide(step, granted, unanswered)
+        records.decide(step, self.granted, self.unanswered)
     }
 
     fn decide(&mut self) -> AcquireStep {
         let majority = self.quorum.majority();
-        let granted = self.granted();
+        let granted = self.granted;
         // The nodes that may yet acknowledge a number for this attempt.
-        let candidates = granted.union(self.unanswered());
+        let candidates = granted.union(self.unanswered);
         let candidates = candidates.without(self.lost.union(self.failed));
         if self.step == 0 {
             if granted.len() < majority {
@@ -359,7 +369,7 @@ impl AcquireRound {
         self.target = self.highest;
         (self.exact, self.failed) = Default::default();
         let acknowledged = self.acknowledged(self.target);
-        let asked = self.granted().union(self.unanswered());
+        let asked = self.granted.union(self.unanswered);
         self.unconfirmed = asked.without(acknowledged.union(self.lost));
         AcquireStep::Confirm(self.target)
     }
@@ -370,8 +380,8 @@ impl AcquireRound {
         if possible >= majority {
             return AcquireStep::Wait;
         }
-        let (granted, unanswered) = (self.granted(), self.unanswered());
-        let voted = granted.union(self.refused());
+        let (granted, unanswered) = (self.granted, self.unanswered);
+        let voted = granted.union(self.refused);
         let kind = if voted.len() >= majority {
             RefusalKind::Contended {
                 expires_in: self.free_in(),
@@ -420,10 +430,6 @@ impl AcquireRound {
         let is_enough = |left: &Duration| held().filter(|other| other <= left).count() >= needed;
         let left = held().filter(is_enough).min();
         left.filter(|left| *left < Duration::MAX)
-    }
-
-    fn which(&self, matches: impl Fn(&Acquired) -> bool) -> NodeSet {
-        which(&self.acquired, matches).collect()
     }
 }
 

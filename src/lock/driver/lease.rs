@@ -9,16 +9,15 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::lock::backoff::AcquireError;
-use crate::lock::cluster::Cluster;
+use crate::lock::cluster::{Submit, submit_in_drop};
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::queue::Place;
 use crate::lock::registry::{DrainStage, UnsettledRelease};
-use crate::lock::state::LockSpec;
-use crate::lock::state::{HolderCommand, LockState};
+use crate::lock::state::{HolderCommand, LockSpec, LockState};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
-use crate::node::{Job, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable};
+use crate::node::{Job, Node, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable};
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
 use crate::protocol::lease::{Event, Input, Lease, LeaseSpec};
@@ -88,7 +87,7 @@ impl Driver {
             #[cfg(feature = "test-util")]
             trace,
         });
-        driver.send(Cluster::submit);
+        driver.send(<dyn Node>::submit);
         driver
     }
 
@@ -288,7 +287,7 @@ impl Driver {
 
     pub(super) fn handle_at(&mut self, input: Input, now: Duration) {
         self.pass(input, now);
-        self.send(Cluster::submit);
+        self.send(<dyn Node>::submit);
     }
 
     fn pass(&mut self, input: Input, now: Duration) {
@@ -300,7 +299,7 @@ impl Driver {
     }
 
     /// Sends what the lease asks for.
-    fn send(&mut self, submit: fn(&Cluster, usize, Job)) {
+    fn send(&mut self, submit: Submit) {
         let Some(request) = self.lease.poll_request() else {
             return;
         };
@@ -329,7 +328,7 @@ impl Driver {
         for node in request.nodes.iter() {
             let packet = Some(Arc::clone(&packet));
             let job = Job::new(packet, self.votes.sender(node), gone_at);
-            submit(&spec.cluster, node, job);
+            submit(&*spec.cluster.nodes[node], job);
         }
     }
 
@@ -365,7 +364,7 @@ impl Driver {
         self.pass(Input::Abandoned, now);
         let publishes = true;
         self.pass(Input::Dropped { publishes, effect }, now);
-        self.send(Cluster::submit_in_drop);
+        self.send(submit_in_drop);
     }
 
     /// Waits until every node has answered every release or is overdue, and passes an unconfirmed one to the registry.
