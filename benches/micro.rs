@@ -13,8 +13,9 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{Answer, Reply};
-use tower_redlock::protocol::round::{AcquireRound, AcquireStep, ReleaseRound, ReleaseStep};
+use tower_redlock::protocol::round::{ReleaseRound, ReleaseStep};
 use tower_redlock::protocol::{Namespace, NodeSet, Quorum};
 use tower_redlock::{LockKey, LockKeys, Redlock, RedlockLayer, key};
 

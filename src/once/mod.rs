@@ -5,7 +5,7 @@
 //! An execution holds the lock of its key. When it ends, its outcome is recorded on a majority of the nodes, which
 //! also frees the key. A later request for the key meets the record and replays the outcome. A record that only a
 //! minority has is written to a majority first, so that all later requests get the same outcome. No request
-//! executes again after a majority has recorded an outcome. [`protocol::once`](crate::protocol::once) has the rules.
+//! executes again after a majority has recorded an outcome. [`protocol::acquire`](crate::protocol::acquire) has the rules.
 //!
 //! The life of an execution is that of a [lease](crate::protocol::lease), which one driver runs for all locks. This floor
 //! adds:

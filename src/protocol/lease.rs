@@ -42,9 +42,10 @@
 
 use std::time::Duration;
 
+use crate::protocol::acquire::AcquireRound;
 use crate::protocol::message::Answer;
 use crate::protocol::quorum::{NodeSet, Quorum};
-use crate::protocol::round::{AcquireRound, ReleaseRound};
+use crate::protocol::round::ReleaseRound;
 
 mod io;
 mod life;
@@ -53,9 +54,9 @@ mod record;
 mod tests;
 mod trace;
 
-pub use crate::protocol::once::Decided;
 /// What nodes keep under a key; an alias for drivers, which pass it on and do not look into it.
 pub(crate) use crate::protocol::record::Record as Stored;
+pub use crate::protocol::round::Decided;
 use io::ACQUIRE;
 pub use io::{Access, Awaited, Effect, Event, Input, LeaseRequest, LeaseSpec, Loss, OnceSpec};
 use life::{Acquiring, LifeStage};

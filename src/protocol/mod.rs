@@ -155,20 +155,20 @@
 //! # Map
 //!
 //! [`LockKey`] and [`Namespace`] name the resource and its Redis keys, [`Placement`] the group of nodes that it is on. [`message`] has the requests and
-//! replies, [`Store`] the behaviour of a node, [`admission`] the conditions for a vote, [`round`] and
-//! [`once`] the conclusions of a client, [`Retry`] its delays.
+//! replies, [`Store`] the behaviour of a node, [`admission`] the conditions for a vote, [`acquire`] and
+//! [`round`] the conclusions of a client, [`Retry`] its delays.
 //!
 //! This module is public so that tests can check the code that runs in production. It may change with the
 //! protocol in a minor release.
 //!
 //! [Redlock description]: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
 
+pub mod acquire;
 pub mod admission;
 mod key;
 pub mod lease;
 pub mod message;
 mod names;
-pub mod once;
 mod placement;
 mod quorum;
 mod record;

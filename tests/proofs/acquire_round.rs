@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal, RefusalKind};
 use tower_redlock::protocol::message::{Answer, Reply};
-use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Refusal, RefusalKind};
 
 use crate::round_cases::{
     HELD, Verdict, assignments, cases, granted, majority, orders, quorum, verdict, verdict_of,

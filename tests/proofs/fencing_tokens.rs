@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{Answer, Command, Op, Reply};
-use tower_redlock::protocol::round::{AcquireRound, AcquireStep, ExtendRound, ExtendStep};
+use tower_redlock::protocol::round::{ExtendRound, ExtendStep};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store, validity};
 
 use crate::round_cases::{asked, cases, quorum};

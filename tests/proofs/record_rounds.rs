@@ -11,9 +11,9 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
+use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{Answer, Reply};
-use tower_redlock::protocol::once::{Decided, LookRound, LookStep, RecordRound, RecordStep};
-use tower_redlock::protocol::round::{AcquireRound, AcquireStep};
+use tower_redlock::protocol::round::{Decided, LookRound, LookStep, RecordRound, RecordStep};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, Record};
 
 use crate::round_cases::{assignments, majority, orders, quorum};

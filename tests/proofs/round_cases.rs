@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use tower_redlock::protocol::Quorum;
+use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal, RefusalKind};
 use tower_redlock::protocol::message::{Answer, Reply};
-use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Refusal, RefusalKind};
 
 pub(crate) const fn granted(number: u64) -> Answer {
     Answer::Replied(Reply::Granted(number))

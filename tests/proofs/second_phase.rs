@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, RefusalKind};
 use tower_redlock::protocol::message::{Answer, Reply};
-use tower_redlock::protocol::round::{AcquireRound, AcquireStep, RefusalKind};
 
 use crate::round_cases::{
     AMNESIA, HELD, LOST, Verdict, asked, at, cases, granted, majority, quorum, verdict_of,

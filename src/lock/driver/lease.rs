@@ -18,11 +18,11 @@ use crate::lock::state::{HolderCommand, LockSpec, LockState};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
 use crate::node::{Job, Node, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable};
+use crate::protocol::acquire::{Refusal, RefusalKind};
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
 use crate::protocol::lease::{Event, Input, Lease, LeaseSpec};
 use crate::protocol::message::{Answer, Command, Op, Reply};
-use crate::protocol::round::{Refusal, RefusalKind};
 use crate::protocol::{FencingToken, KeyNames, NodeSet, OwnerToken};
 
 /// The driver of one lease: an attempt, and the lock once it is granted.

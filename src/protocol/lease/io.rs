@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::protocol::message::{Answer, Op, SharedOp};
-use crate::protocol::once::Decided;
+use crate::protocol::round::{Decided, ReleaseStep};
 
+use crate::protocol::acquire::Refusal;
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::{Fingerprint, Record};
-use crate::protocol::round::{Refusal, ReleaseStep};
 use crate::protocol::token::OwnerToken;
 
 /// The number of the `ACQUIRE`, the first request.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use crate::protocol::acquire::{AcquireRound, AcquireStep};
 use crate::protocol::lease::io::{ACQUIRE, Effect, Event, LeaseRequest, LeaseSpec, Loss};
 use crate::protocol::message::{Answer, Op, Reply};
-use crate::protocol::once::{Decided, LookRound, RecordRound, RecordStep};
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::record::Record;
 use crate::protocol::round::{
-    AcquireRound, AcquireStep, ExtendRound, ExtendStep, ReleaseRound, ReleaseStep,
+    Decided, ExtendRound, ExtendStep, LookRound, RecordRound, RecordStep, ReleaseRound, ReleaseStep,
 };
 use crate::protocol::validity::{self, whole_millis};
 

@@ -30,18 +30,18 @@
 //! *Topping up.* Once the outcome is told, the nodes that lack the record get it too, and then the key is released
 //! where it may still be held.
 //!
-//! The rules for the answers are those of [`once`](crate::protocol::once).
+//! The rules for the answers are those of [`acquire`](crate::protocol::acquire).
 
 use std::time::Duration;
 
+use crate::protocol::acquire::AcquireStep;
 use crate::protocol::lease::io::{ACQUIRE, Event};
 use crate::protocol::lease::life::{Finish, FinishStep};
 use crate::protocol::lease::life::{Lease, LifeStage, Pending, TICK};
 use crate::protocol::message::{Answer, Op, Reply};
-use crate::protocol::once::{Decided, LookRound, LookStep, RecordRound, RecordStep};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
-use crate::protocol::round::AcquireStep;
+use crate::protocol::round::{Decided, LookRound, LookStep, RecordRound, RecordStep};
 use crate::protocol::validity::whole_millis;
 
 impl Lease {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::protocol::round::RefusalKind;
+use crate::protocol::acquire::RefusalKind;
 use world::*;
 
 mod executing;

@@ -1,0 +1,560 @@
+//! The acquisition: a state machine that takes the votes of the nodes, and returns decisions.
+//!
+//! The round knows no clock and sends nothing. It takes each answer and returns the next step. Its driver sends the
+//! requests, and reports a node that stays silent for too long as [`Answer::Failed`].
+//!
+//! # Executing once
+//!
+//! The outcome of what is executed under a lock is recorded, and replayed to later requests. This adds three rules:
+//!
+//! * A record counts when a majority of the nodes has it. If a round replayed the record of a minority, the
+//!   next request could get another one, or execute again; so the round first writes it to a majority.
+//! * A node stores a record once, and only if its writer was the last owner that was granted the key there.
+//!   Elsewhere, the record could miss the node that grants the key to the next owner.
+//! * A request that sees no record in a majority of grants may execute: it would have seen a record that a
+//!   majority had.
+
+use std::time::Duration;
+
+use crate::protocol::message::{Answer, Reply};
+use crate::protocol::quorum::{NodeSet, Quorum, which};
+use crate::protocol::record::{Fingerprint, Record};
+use crate::protocol::round::{Copies, Decided};
+
+/// The number of second phases before an attempt is given up.
+const MAX_STEPS: u8 = 3;
+
+/// The acquisition of a lock: `ACQUIRE` at all nodes, and `CONFIRM` where the numbers differ. If something is executed under
+/// the lock, a node may answer with a record; then the rules above decide whether that counts.
+///
+/// The rule that makes tokens unique is the *exact acknowledgement*: a token is `t` if and only if
+/// a majority of the nodes answered exactly `t`. If a round counted "at least `t`", an early
+/// majority and a later grant could get the same number.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct AcquireRound {
+    quorum: Quorum,
+    /// The nodes that have not answered the `ACQUIRE`, those that granted it, and those that other owners hold. The rest has
+    /// failed.
+    unanswered: NodeSet,
+    granted: NodeSet,
+    refused: NodeSet,
+    /// What came with these answers, by node.
+    acquired: Vec<Acquired>,
+    /// Whether readers hold the lock at some node.
+    is_shared: bool,
+    /// The highest number in any answer.
+    highest: u64,
+    /// 0 during `ACQUIRE`, then the number of the current second phase. Answers to the `CONFIRM` of an earlier one are
+    /// dropped.
+    step: u8,
+    /// The token that the current second phase tries to establish.
+    target: u64,
+    /// The nodes that have not answered its `CONFIRM`.
+    unconfirmed: NodeSet,
+    /// The nodes that answered exactly the target.
+    exact: NodeSet,
+    /// The nodes that gave no vote.
+    failed: NodeSet,
+    /// The nodes that lost the key, in any phase while it was the current one.
+    lost: NodeSet,
+    /// Present if something is executed under the lock.
+    records: Option<Box<Records>>,
+}
+
+/// The answer of one node to the `ACQUIRE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Acquired {
+    /// No answer, or none that counts.
+    Nothing,
+    Granted(u64),
+    Held {
+        /// The time until it is free; the longest if that is unknown.
+        expires_in: Duration,
+        /// The free slots, if the node named them.
+        free: Option<u64>,
+    },
+}
+
+/// The next step, after the answers so far.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum AcquireStep {
+    /// Undecided: wait for more answers.
+    Wait,
+    /// Granted: a majority answered exactly this number, which is the token. Final for a lock. If something is to be
+    /// executed, no node of the majority has a record: execute, unless another answer with a record arrives before that, or
+    /// the validity is over. Until the execution begins, pass every further answer to the round.
+    Granted(u64),
+    /// Send `CONFIRM` with this token to the nodes of [`AcquireRound::unconfirmed`].
+    Confirm(u64),
+    /// This round cannot acquire the lock. Final.
+    Refused(Refusal),
+    /// A minority has this record: send it as `RECORD` to the nodes of [`AcquireRound::repairers`]. If it is not whole,
+    /// first fetch the rest from a node that has it.
+    Repair(Record),
+    /// Nothing is to be executed. Final.
+    Decided(Decided),
+}
+
+/// The reason of a failed acquisition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Refusal {
+    /// The state of the lock, as far as it is known.
+    pub kind: RefusalKind,
+    /// Whether some node granted it: then no contender may have won, and even a caller that does not wait
+    /// should retry at once.
+    pub is_split: bool,
+    /// Whether readers hold it at some node, so that a caller that waits should keep new ones out.
+    pub is_shared: bool,
+    /// The slots that are free at a majority of the nodes that refused this one, one bit for each.
+    pub free: u64,
+    /// The nodes that gave a vote, for this attempt or for another owner.
+    pub voted: NodeSet,
+    /// The nodes that had not answered the `ACQUIRE` when the others decided.
+    pub unanswered: NodeSet,
+}
+
+/// The two meanings of a failed acquisition, which must never be mistaken for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RefusalKind {
+    /// A majority of the nodes answered, and other owners hold too many of them.
+    Contended {
+        /// The time until enough nodes are free, if they reported it and the holders do not renew.
+        expires_in: Option<Duration>,
+    },
+    /// A majority of the nodes cannot be reached; nothing is known about the lock.
+    Unavailable,
+}
+
+impl AcquireRound {
+    /// Creates a round whose `ACQUIRE` was sent to every node; with the fingerprint of the request, if something is executed
+    /// under the lock.
+    #[must_use]
+    pub fn new(quorum: Quorum, fingerprint: Option<Fingerprint>) -> Self {
+        Self {
+            quorum,
+            unanswered: NodeSet::all(quorum),
+            granted: NodeSet::default(),
+            refused: NodeSet::default(),
+            acquired: vec![Acquired::Nothing; quorum.nodes()],
+            is_shared: false,
+            highest: 0,
+            step: 0,
+            target: 0,
+            unconfirmed: NodeSet::default(),
+            exact: NodeSet::default(),
+            failed: NodeSet::default(),
+            lost: NodeSet::default(),
+            records: fingerprint.map(|fingerprint| Box::new(Records::new(quorum, fingerprint))),
+        }
+    }
+
+    /// Returns the number of the current second phase; 0 before the first.
+    #[must_use]
+    pub fn step(&self) -> u8 {
+        self.step
+    }
+
+    /// Takes the answer of `node` to the `ACQUIRE`.
+    pub fn on_acquire(&mut self, node: usize, answer: &Answer) -> AcquireStep {
+        if !self.unanswered.remove(node) {
+            return self.with_records(AcquireStep::Wait, node, answer);
+        }
+        let held = |expires_in: Option<Duration>, free| Acquired::Held {
+            expires_in: expires_in.unwrap_or(Duration::MAX),
+            free,
+        };
+        let acquired = match *answer {
+            Answer::Replied(Reply::Granted(number)) => Acquired::Granted(number),
+            Answer::Replied(Reply::Held { expires_in, .. } | Reply::HeldShared { expires_in }) => {
+                held(expires_in, None)
+            }
+            Answer::Replied(Reply::HeldSlot { expires_in, free }) => held(expires_in, Some(free)),
+            // No grant either.
+            Answer::Replied(Reply::Done { .. } | Reply::Intended) => held(None, None),
+            Answer::Replied(_) | Answer::Failed => Acquired::Nothing,
+        };
+        self.is_shared |= matches!(answer, Answer::Replied(Reply::HeldShared { .. }));
+        match acquired {
+            Acquired::Nothing => {}
+            Acquired::Granted(number) => {
+                self.highest = self.highest.max(number);
+                self.granted.insert(node);
+            }
+            Acquired::Held { .. } => {
+                self.refused.insert(node);
+            }
+        }
+        self.acquired[node] = acquired;
+        let step = self.decide();
+        self.with_records(step, node, answer)
+    }
+
+    /// Takes the answer of `node` to the `CONFIRM` of second phase `step`.
+    ///
+    /// Of an answer to an earlier phase, only a record counts, which stays.
+    pub fn on_confirm(&mut self, node: usize, step: u8, answer: &Answer) -> AcquireStep {
+        if step != self.step || !self.unconfirmed.remove(node) {
+            return self.with_records(AcquireStep::Wait, node, answer);
+        }
+        match *answer {
+            Answer::Replied(Reply::At(number)) if number == self.target => {
+                self.exact.insert(node);
+            }
+            // A node that executed the request answers with the target or a higher number.
+            Answer::Replied(Reply::At(number)) if number > self.target => {
+                self.highest = self.highest.max(number);
+            }
+            Answer::Replied(Reply::Lost) => {
+                self.lost.insert(node);
+            }
+            Answer::Replied(_) | Answer::Failed => {
+                self.failed.insert(node);
+            }
+        }
+        let step = self.decide();
+        self.with_records(step, node, answer)
+    }
+
+    /// Takes the answer of `node` to a `CONFIRM` that extends the granted lock before the execution
+    /// begins. Only a record in it matters: the grant stands.
+    pub fn on_extension(&mut self, node: usize, answer: &Answer) -> AcquireStep {
+        self.with_records(AcquireStep::Wait, node, answer)
+    }
+
+    /// Takes the answer of `node` to the `RECORD` of a repair.
+    pub fn on_record(&mut self, node: usize, answer: &Answer) -> AcquireStep {
+        let records = self.records.as_mut();
+        if let Some(repairers) = records.and_then(|records| records.repairers.as_mut()) {
+            repairers.remove(node);
+        }
+        self.with_records(AcquireStep::Wait, node, answer)
+    }
+
+    /// Ends a repair: a record that cannot be read cannot be written either.
+    pub fn on_unreadable(&mut self) -> AcquireStep {
+        match &mut self.records {
+            Some(records) => {
+                records.repairers = Some(NodeSet::default());
+                records.decide(AcquireStep::Wait, self.granted, self.unanswered)
+            }
+            None => AcquireStep::Wait,
+        }
+    }
+
+    /// Returns the targets of the `RECORD` of a repair that have not answered it.
+    #[must_use]
+    pub fn repairers(&self) -> NodeSet {
+        let repairers = self.records.as_ref().and_then(|records| records.repairers);
+        repairers.unwrap_or_default()
+    }
+
+    /// Returns the record with the most copies, if there is one, and the nodes that are not known to have any.
+    #[must_use]
+    pub fn record(&self) -> Option<(&Record, NodeSet)> {
+        self.records.as_ref()?.leading()
+    }
+
+    /// Returns whether some node has a record.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.record().is_some()
+    }
+
+    /// Returns the time until the first node with a record forgets it.
+    #[must_use]
+    pub fn expires_in(&self) -> Duration {
+        let records = self.records.as_ref();
+        records.map_or(Duration::MAX, |records| records.expire_in)
+    }
+
+    /// Returns the targets of the `CONFIRM` of the current step: all nodes that did not answer
+    /// exactly the target, including silent nodes, without nodes that refused or failed.
+    #[must_use]
+    pub fn unconfirmed(&self) -> NodeSet {
+        self.unconfirmed
+    }
+
+    /// Returns the nodes that have answered exactly `token` so far.
+    #[must_use]
+    pub fn acknowledged(&self, token: u64) -> NodeSet {
+        let granted = which(&self.acquired, |acquired| {
+            *acquired == Acquired::Granted(token)
+        });
+        let granted = granted.collect::<NodeSet>().without(self.lost);
+        match token == self.target {
+            true => granted.union(self.exact),
+            false => granted,
+        }
+    }
+
+    /// Returns the nodes with a relevant outstanding answer.
+    #[must_use]
+    pub fn silent(&self) -> NodeSet {
+        if let Some(records) = &self.records {
+            if let Some(repairers) = records.repairers {
+                return repairers;
+            }
+            if records.leading().is_some() {
+                return self.unanswered;
+            }
+        }
+        match self.step {
+            0 => self.unanswered,
+            // The round does not wait for the others.
+            _ => self
+                .unconfirmed
+                .intersection(self.granted.union(self.unanswered)),
+        }
+    }
+
+    /// Returns the nodes that have not answered the `ACQUIRE`.
+    #[must_use]
+    pub fn unanswered(&self) -> NodeSet {
+        self.unanswered
+    }
+
+    /// Returns the nodes that granted the lock to this attempt.
+    #[must_use]
+    pub fn granted(&self) -> NodeSet {
+        self.granted
+    }
+
+    /// Returns the nodes that cannot hold the lock for this attempt: they answered the only `ACQUIRE` of this
+    /// attempt with another holder.
+    #[must_use]
+    pub fn refused(&self) -> NodeSet {
+        self.refused
+    }
+
+    /// Looks for a record in an answer, of which the step of the lock is this one.
+    fn with_records(&mut self, step: AcquireStep, node: usize, answer: &Answer) -> AcquireStep {
+        let Some(records) = &mut self.records else {
+            return step;
+        };
+        if let Answer::Replied(reply) = answer {
+            records.note(node, reply);
+        }
+        records.decide(step, self.granted, self.unanswered)
+    }
+
+    fn decide(&mut self) -> AcquireStep {
+        let majority = self.quorum.majority();
+        let granted = self.granted;
+        // The nodes that may yet acknowledge a number for this attempt.
+        let candidates = granted.union(self.unanswered);
+        let candidates = candidates.without(self.lost.union(self.failed));
+        if self.step == 0 {
+            if granted.len() < majority {
+                return self.refuse_if_impossible(candidates.len());
+            }
+            let mut numbers = self.acquired.iter().filter_map(|acquired| match acquired {
+                Acquired::Granted(number) => Some(*number),
+                _ => None,
+            });
+            let agreed = numbers.find(|number| self.acknowledged(*number).len() >= majority);
+            return match agreed {
+                Some(token) => AcquireStep::Granted(token),
+                None => self.start_step(),
+            };
+        }
+        let exact = self.acknowledged(self.target);
+        if exact.len() >= majority {
+            return AcquireStep::Granted(self.target);
+        }
+        if exact.union(self.silent()).len() >= majority {
+            return AcquireStep::Wait;
+        }
+        // No majority can answer this target any more; a higher one may succeed.
+        let possible = match self.step < MAX_STEPS {
+            true => candidates.len(),
+            false => 0,
+        };
+        if possible >= majority && self.highest > self.target {
+            return self.start_step();
+        }
+        self.refuse_if_impossible(possible)
+    }
+
+    fn start_step(&mut self) -> AcquireStep {
+        self.step += 1;
+        self.target = self.highest;
+        (self.exact, self.failed) = Default::default();
+        let acknowledged = self.acknowledged(self.target);
+        let asked = self.granted.union(self.unanswered);
+        self.unconfirmed = asked.without(acknowledged.union(self.lost));
+        AcquireStep::Confirm(self.target)
+    }
+
+    /// Refuses as soon as success is impossible *and* the reason is known.
+    fn refuse_if_impossible(&self, possible: usize) -> AcquireStep {
+        let majority = self.quorum.majority();
+        if possible >= majority {
+            return AcquireStep::Wait;
+        }
+        let (granted, unanswered) = (self.granted, self.unanswered);
+        let voted = granted.union(self.refused);
+        let kind = if voted.len() >= majority {
+            RefusalKind::Contended {
+                expires_in: self.free_in(),
+            }
+        } else if voted.len() + unanswered.len() < majority {
+            RefusalKind::Unavailable
+        } else {
+            return AcquireStep::Wait;
+        };
+        AcquireStep::Refused(Refusal {
+            kind,
+            is_split: !granted.is_empty(),
+            is_shared: self.is_shared,
+            free: self.free_slots(),
+            voted,
+            unanswered,
+        })
+    }
+
+    /// Returns the slots that a majority of the nodes that named free slots named.
+    fn free_slots(&self) -> u64 {
+        let free = |acquired: &Acquired| match *acquired {
+            Acquired::Held { free, .. } => free,
+            _ => None,
+        };
+        let named = || self.acquired.iter().filter_map(free);
+        let is_free = |slot: &u32| {
+            let naming_it = named().filter(|free| free >> slot & 1 == 1);
+            2 * naming_it.count() > named().count()
+        };
+        (0..u64::BITS)
+            .filter(is_free)
+            .fold(0, |free, slot| free | 1 << slot)
+    }
+
+    /// Returns the time until a majority is free, if the holders do not renew.
+    fn free_in(&self) -> Option<Duration> {
+        // A key that never expires comes last, not first.
+        let held_for = |acquired: &Acquired| match *acquired {
+            Acquired::Held { expires_in, .. } => Some(expires_in),
+            _ => None,
+        };
+        let held = || self.acquired.iter().filter_map(held_for);
+        let others = self.quorum.nodes() - held().count();
+        let needed = self.quorum.majority().saturating_sub(others).max(1);
+        let is_enough = |left: &Duration| held().filter(|other| other <= left).count() >= needed;
+        let left = held().filter(is_enough).min();
+        left.filter(|left| *left < Duration::MAX)
+    }
+}
+
+/// What the nodes answer about the record of a key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Records {
+    quorum: Quorum,
+    fingerprint: Fingerprint,
+    copies: Copies,
+    /// The time until the first node with a record forgets it.
+    expire_in: Duration,
+    /// The nodes with an outstanding `RECORD`; `None` before a repair.
+    repairers: Option<NodeSet>,
+    held_for_other_request: NodeSet,
+    intended: NodeSet,
+}
+
+impl Records {
+    fn new(quorum: Quorum, fingerprint: Fingerprint) -> Self {
+        Self {
+            quorum,
+            fingerprint,
+            copies: Copies::new(quorum),
+            expire_in: Duration::MAX,
+            repairers: None,
+            held_for_other_request: NodeSet::default(),
+            intended: NodeSet::default(),
+        }
+    }
+
+    /// Returns the record with the most copies, if there is one, and the nodes that are not known to have any.
+    fn leading(&self) -> Option<(&Record, NodeSet)> {
+        Some((
+            self.copies.leading(Record::execution)?,
+            self.copies.without(),
+        ))
+    }
+
+    /// Looks for a record in the reply of a node.
+    fn note(&mut self, node: usize, reply: &Reply) {
+        match reply {
+            Reply::Done { record, expires_in } => {
+                self.expire_in = self.expire_in.min(*expires_in);
+                self.copies.note(node, record);
+            }
+            Reply::Held {
+                fingerprint: Some(held_for),
+                ..
+            } if *held_for != self.fingerprint => {
+                self.held_for_other_request.insert(node);
+            }
+            Reply::Intended => {
+                self.intended.insert(node);
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the next step, if that of the lock is this one.
+    fn decide(&mut self, step: AcquireStep, granted: NodeSet, unanswered: NodeSet) -> AcquireStep {
+        let Some(best) = self.copies.leading(Record::execution).cloned() else {
+            return self.as_lock(step);
+        };
+        let majority = self.quorum.majority();
+        let copies = self.copies.of(best.execution()).len();
+        let is_of_other_request = best.fingerprint() != self.fingerprint;
+        let decided = if copies >= majority {
+            Decided::Recorded(best)
+        } else {
+            let awaited = self.repairers.unwrap_or(unanswered);
+            if !awaited.is_empty() {
+                return AcquireStep::Wait;
+            }
+            let without = self.copies.without();
+            if self.repairers.is_none() {
+                // Only these take it from this owner.
+                let recorded = NodeSet::all(self.quorum).without(without);
+                let granted = granted.without(recorded);
+                let completes = copies + granted.len() >= majority;
+                self.repairers = Some(if completes {
+                    granted
+                } else {
+                    NodeSet::default()
+                });
+                if completes {
+                    return AcquireStep::Repair(best);
+                }
+            }
+            if copies + without.len() < majority {
+                Decided::Conflicting
+            } else if copies + without.without(self.intended).len() < majority {
+                // The others have the intent of an unrecorded execution, and will never grant a repair.
+                Decided::Unknown
+            } else {
+                Decided::Undecided
+            }
+        };
+        AcquireStep::Decided(match is_of_other_request {
+            true => Decided::OtherRequest,
+            false => decided,
+        })
+    }
+
+    /// Without a record, the step is that of a lock's acquisition.
+    fn as_lock(&self, step: AcquireStep) -> AcquireStep {
+        let (majority, nodes) = (self.quorum.majority(), self.quorum.nodes());
+        match step {
+            AcquireStep::Refused(_) if nodes - self.intended.len() < majority => {
+                AcquireStep::Decided(Decided::Unknown)
+            }
+            AcquireStep::Refused(_) if self.held_for_other_request.len() >= majority => {
+                AcquireStep::Decided(Decided::OtherRequest)
+            }
+            step => step,
+        }
+    }
+}
