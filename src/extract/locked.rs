@@ -340,7 +340,7 @@ impl<R: IntoResponse> IntoResponse for LockedRejection<R> {
 impl IntoResponse for LockRefused {
     fn into_response(self) -> Response {
         if let Some(token) = &self.token {
-            token.refuse();
+            token.take_over();
         }
         self.format.refuse(self.rejection)
     }

@@ -63,7 +63,8 @@ where
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let (key, resource) = match self.config.keyed(&parts) {
+        let keyed = CallToken::hidden(&mut parts, |parts| self.config.keyed(parts));
+        let (key, resource) = match keyed {
             Ok(Some(keyed)) => keyed,
             Ok(None) => {
                 let body = IdempotencyRequestBody::untouched(body);
@@ -115,11 +116,12 @@ where
             parts.extensions.insert(active);
             parts.extensions.insert(handle);
             parts.extensions.insert(key);
+            // Before the token is put in, which would count as copied.
+            let matched_no_route = matched_no_route(&parts);
             let calls = Arc::<CallTracker>::default();
             calls.pass_on(&mut parts.extensions);
             let held = parts.extensions.get::<LockHandles>();
             let held = held.map(LockHandles::share).unwrap_or_default();
-            let matched_no_route = matched_no_route(&parts);
             let request = Request::from_parts(parts, IdempotencyRequestBody::buffered(body));
             let task = ExecutionTask {
                 execution,

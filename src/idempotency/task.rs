@@ -138,7 +138,11 @@ impl ExecutionTask {
             (state, _) => state,
         };
         if let Some(outer_calls) = outer_calls {
-            outer_calls.correct(state);
+            match state {
+                HandlerState::NotCalled => outer_calls.take_back(),
+                HandlerState::MaybeCalled => {}
+                HandlerState::Stopped => outer_calls.mark_stopped(),
+            }
         }
         let answer = match answered {
             Ok(Ok(Answered::Read(head, body))) => return Ok(self.finish(head, body).await),

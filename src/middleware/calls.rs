@@ -11,7 +11,7 @@
 //! * A layer or extractor of this crate takes the token of its request, which removes that call from the count.
 //!   It puts in a new token when it passes the request on, and none when it refuses the request.
 //! * A layer that calls several times, such as `tower::retry`, sends the request and keeps copies. A copy has no
-//!   call of its own to take back; each call that is passed on counts again.
+//!   call of its own to take back until a layer or an extractor passes it on, which counts as a call again.
 //! * A copy whose original was never taken belongs to a request that the handler makes itself from its own
 //!   extensions. The handler was called, so that request does not change the count.
 //!
@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::Extensions;
+use http::request::Parts;
 
 /// Counts the calls that may have reached the handler of one execution.
 #[derive(Debug, Default)]
@@ -46,7 +47,8 @@ pub(crate) struct CallToken {
     tracker: Arc<CallTracker>,
     /// Whether this token, or the one it was copied from, was taken.
     is_taken: Arc<AtomicBool>,
-    is_copy: bool,
+    /// Whether the count has a call of this request.
+    has_call: Arc<AtomicBool>,
 }
 
 /// By hand: cloned extensions belong to another request, which has no call of its own.
@@ -56,7 +58,7 @@ impl Clone for CallToken {
         Self {
             tracker: Arc::clone(&self.tracker),
             is_taken: Arc::clone(&self.is_taken),
-            is_copy: true,
+            has_call: Arc::default(),
         }
     }
 }
@@ -80,7 +82,7 @@ impl CallTracker {
         extensions.insert(CallToken {
             tracker: Arc::clone(self),
             is_taken: Arc::default(),
-            is_copy: false,
+            has_call: Arc::new(true.into()),
         });
     }
 
@@ -98,20 +100,15 @@ impl CallTracker {
         self.take_back();
     }
 
-    /// Corrects a call that [`count_call`](Self::count_call) has counted.
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn correct(&self, state: HandlerState) {
-        match state {
-            HandlerState::NotCalled => self.take_back(),
-            HandlerState::MaybeCalled => {}
-            HandlerState::Stopped => self.mark_stopped(),
-        }
+    /// Returns whether a call may have reached the handler and was neither taken back nor stopped.
+    pub(super) fn has_calls(&self) -> bool {
+        self.passed_on.load(Ordering::Acquire) > 0
     }
 
     /// Returns what is known about the calls of the handler.
     #[cfg(feature = "idempotency")]
     pub(crate) fn handler_state(&self) -> HandlerState {
-        let is_none_left = self.passed_on.load(Ordering::Acquire) == 0;
+        let is_none_left = !self.has_calls();
         let is_last_stopped = self.is_last_stopped.load(Ordering::Relaxed);
         if self.is_stopped() && (is_none_left || is_last_stopped) {
             HandlerState::Stopped
@@ -135,7 +132,7 @@ impl CallTracker {
     }
 
     /// Removes a call, unless a layer further in has removed it and is about to pass the request on.
-    fn take_back(&self) {
+    pub(crate) fn take_back(&self) {
         let less = |passed_on: usize| passed_on.checked_sub(1);
         self.passed_on
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, less)
@@ -144,6 +141,16 @@ impl CallTracker {
 }
 
 impl CallToken {
+    /// Reads a request without its token, which counts as copied when the reader copies the extensions.
+    pub(crate) fn hidden<T>(parts: &mut Parts, read: impl FnOnce(&Parts) -> T) -> T {
+        let token = parts.extensions.remove::<Self>();
+        let read = read(parts);
+        if let Some(token) = token {
+            parts.extensions.insert(token);
+        }
+        read
+    }
+
     /// Takes the token of a request, if it has one, for a layer that passes the request on or refuses it.
     pub(crate) fn take(extensions: &mut Extensions) -> Option<Arc<CallTracker>> {
         let token = extensions.remove::<Self>()?;
@@ -155,16 +162,17 @@ impl CallToken {
     pub(crate) fn from_extensions(extensions: &Extensions) -> Option<Arc<Self>> {
         let token = extensions.get::<Self>()?;
         Some(Arc::new(Self {
-            is_copy: token.is_copy,
-            ..token.clone()
+            tracker: Arc::clone(&token.tracker),
+            is_taken: Arc::clone(&token.is_taken),
+            has_call: Arc::clone(&token.has_call),
         }))
     }
 
     /// Records that the request may reach the handler, of an extractor that does not refuse it.
     #[cfg(feature = "axum")]
     pub(crate) fn accept(&self) {
-        // The call that a retry repeats may have been taken back.
-        if self.is_copy && self.is_taken.load(Ordering::Relaxed) {
+        // The call that a retry repeats may have been taken back. Several extractors of a request count one call.
+        if self.is_taken.load(Ordering::Relaxed) && !self.has_call.swap(true, Ordering::Relaxed) {
             self.tracker.count_call();
         }
     }
@@ -172,28 +180,23 @@ impl CallToken {
     /// Records that a request is refused, if it has a token.
     pub(crate) fn refuse_request(extensions: &Extensions) {
         if let Some(token) = extensions.get::<Self>() {
-            token.refuse();
+            token.take_over();
         }
     }
 
-    /// Records that the request is refused: this token does not call the handler.
-    pub(crate) fn refuse(&self) {
-        self.take_over();
-    }
-
-    fn take_over(&self) -> Arc<CallTracker> {
-        if self.is_copy {
-            // Relaxed: a layer that calls again has the answer to the call that took the token, or has passed it on before.
-            let is_retry = self.is_taken.load(Ordering::Relaxed);
-            // A request that the handler makes gets a tracker of its own, which is not read.
-            let tracker = is_retry.then(|| Arc::clone(&self.tracker));
-            return tracker.unwrap_or_default();
-        }
+    /// Takes back the call of a request that is refused, or is passed on with a token of its own.
+    pub(crate) fn take_over(&self) -> Arc<CallTracker> {
         // One swap decides who takes the call back, and the count has an order of its own.
-        if !self.is_taken.swap(true, Ordering::Relaxed) {
+        if self.has_call.swap(false, Ordering::Relaxed) {
+            self.is_taken.store(true, Ordering::Relaxed);
             self.tracker.take_back();
         }
-        Arc::clone(&self.tracker)
+        // Relaxed: a layer that calls again has the answer to the call that took the token, or has passed it on before.
+        match self.is_taken.load(Ordering::Relaxed) {
+            true => Arc::clone(&self.tracker),
+            // A request that the handler makes gets a tracker of its own, which is not read.
+            false => Arc::default(),
+        }
     }
 }
 
@@ -264,5 +267,19 @@ mod tests {
         CallToken::take(&mut retried).unwrap().pass_on(&mut retried);
         assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
         assert!(tracker.is_stopped());
+    }
+    /// The two extractors of a request that was sent again share its call.
+    #[cfg(feature = "axum")]
+    #[test]
+    fn a_retried_request_that_an_extractor_refuses_after_another_has_not_called_its_handler() {
+        let (tracker, request) = tracked();
+        let retried = request.clone();
+        CallToken::refuse_request(&request);
+        let token = || CallToken::from_extensions(&retried).unwrap();
+        let [first, second] = [token(), token()];
+        first.accept();
+        assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
+        second.take_over();
+        assert_eq!(tracker.handler_state(), HandlerState::NotCalled);
     }
 }

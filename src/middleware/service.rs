@@ -97,7 +97,7 @@ where
             held: None,
             ended: None,
         };
-        match config.keys(&parts) {
+        match CallToken::hidden(&mut parts, |parts| config.keys(parts)) {
             Ok(Ok(keys)) => {
                 // From here on, this layer passes the request on or refuses it.
                 future.tracker = CallToken::take(&mut parts.extensions);
@@ -325,7 +325,10 @@ where
         if let Some((_, request)) = self.waiting.take() {
             return refusals.refuse_request(rejection, &request.into_parts().0);
         }
-        if let Some(tracker) = self.tracker {
+        if let Some(tracker) = self.tracker
+            // A layer inside that still waited has taken the call back. The task of a handler may be calling it just now.
+            && (tracker.has_calls() || self.is_not_started.is_some())
+        {
             tracker.mark_stopped();
         }
         refusals.refuse(rejection, *self.kind)

@@ -3,16 +3,23 @@
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::StatusCode;
+use axum::extract::{OriginalUri, Request};
+use axum::http::header::HOST;
+use axum::http::{HeaderValue, Response, StatusCode};
 use axum::routing::{any, post};
 use support::{Executed, SlowReadiness, ms, once, redlock, secs, set_all};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tower::limit::ConcurrencyLimitLayer;
-use tower::{Layer, ServiceBuilder, ServiceExt};
+use tower::load_shed::LoadShedLayer;
+use tower::util::BoxCloneService;
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LostReason, Redlock, Rejection, RunToCompletion};
+use tower_redlock::{
+    IdempotencyLayer, KeyExtractor, LostReason, Redlock, RedlockLayer, Rejection, RunToCompletion,
+    key,
+};
 
 use crate::payments::{counts_begun, pay, per_account, request};
 
@@ -116,21 +123,70 @@ async fn waiting_duplicates_do_not_deadlock_a_concurrency_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn load_shed_inside_frees_the_key_of_a_request_that_it_sheds() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let stack = ServiceBuilder::new()
-        .layer(once(&redlock(&nodes)).at_most_once(true))
-        .layer(tower::load_shed::LoadShedLayer::new())
-        .layer(ConcurrencyLimitLayer::new(1))
-        .service(counts_begun(&executed));
-    let call = |key| stack.clone().oneshot(request("/payments?ms=500", key));
-    let (first, second) = tokio::join!(call("a"), async {
-        sleep(ms(10)).await;
-        call("b").await
-    });
-    assert!(first.is_ok() && second.is_err());
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-    assert_eq!(call("b").await.unwrap().status(), StatusCode::OK);
-    assert_eq!(executed.count(), 2);
+    let plain = |app: Router, redlock: &Redlock| {
+        let layer = once(redlock).at_most_once(true);
+        let stack = ServiceBuilder::new().layer(layer).layer(shed_all_but_one());
+        boxed(stack.service(app))
+    };
+    // The extractors copy the extensions, for what axum has put into them.
+    let locked = |app: Router, redlock: &Redlock| {
+        let key = ("account", key::path("id").or(key::query("account")));
+        let stack = ServiceBuilder::new()
+            .layer(once(redlock).at_most_once(true))
+            .layer(RedlockLayer::new(redlock.clone(), key))
+            .layer(shed_all_but_one());
+        boxed(stack.service(app))
+    };
+    let twice = |app: Router, redlock: &Redlock| {
+        let scope = key::path("id").or(key::host());
+        let layer = IdempotencyLayer::new(redlock.clone(), scope).at_most_once(true);
+        let stack = ServiceBuilder::new().layer(layer.clone()).layer(layer);
+        let stack = stack.layer(shed_all_but_one());
+        boxed(stack.service(app))
+    };
+    type Stack = BoxCloneService<Request, StatusCode, BoxError>;
+    let stacks: [fn(Router, &Redlock) -> Stack; 3] = [plain, locked, twice];
+    for (number, stack) in stacks.into_iter().enumerate() {
+        for is_routed in [true, false] {
+            if number > 0 && !is_routed {
+                // `key::path` needs a router.
+                continue;
+            }
+            let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+            let stack = stack(counts_begun(&executed), &redlock(&nodes));
+            let call = |key: &str| {
+                let mut request = request(&format!("/payments?ms=500&account={key}"), key);
+                let host = HeaderValue::from_str(key).unwrap();
+                request.headers_mut().insert(HOST, host);
+                if is_routed {
+                    let uri = OriginalUri(request.uri().clone());
+                    request.extensions_mut().insert(uri);
+                }
+                stack.clone().oneshot(request)
+            };
+            let (first, second) = tokio::join!(call("a"), async {
+                sleep(ms(10)).await;
+                call("b").await
+            });
+            assert!(first.is_ok() && second.is_err(), "{number}, {is_routed}");
+            assert_eq!(nodes.locks(), [0, 0, 0], "{number}, {is_routed}");
+            assert_eq!(call("b").await.unwrap(), StatusCode::OK);
+            assert_eq!(executed.count(), 2);
+        }
+    }
+}
+
+fn shed_all_but_one() -> (LoadShedLayer, ConcurrencyLimitLayer) {
+    (LoadShedLayer::new(), ConcurrencyLimitLayer::new(1))
+}
+
+fn boxed<S, B>(stack: S) -> BoxCloneService<Request, StatusCode, BoxError>
+where
+    S: Service<Request, Response = Response<B>, Error = BoxError> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    let status = |response: Response<B>| response.status();
+    stack.map_response(status).boxed_clone()
 }
 
 #[tokio::test(start_paused = true)]
