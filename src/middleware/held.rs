@@ -64,9 +64,12 @@ impl LockHandles {
     /// Adds a lock that was taken for the request, with the effect of its loss on the handler.
     pub(crate) fn add(&self, handle: &LockHandle, on_lost: OnLost) {
         let mut held = self.0.lock();
-        if !held.iter().any(|(known, _)| known.is_same(handle)) {
+        match held.iter_mut().find(|(known, _)| known.is_same(handle)) {
+            // Of several layers with one lock, each stops what is inside of it.
+            Some((_, known)) if on_lost == OnLost::Abort => *known = OnLost::Abort,
+            Some(_) => {}
             // Each lock beside it has an entry of its own.
-            held.push((handle.alone(), on_lost));
+            None => held.push((handle.alone(), on_lost)),
         }
     }
 

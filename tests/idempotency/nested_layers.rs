@@ -19,7 +19,9 @@ use tower_redlock::{
     RedlockLayer, Rejection, RequestKind, key,
 };
 
-use crate::payments::{Account, AppState, counts_begun, pay, per_account, rebuilt, request};
+use crate::payments::{
+    Account, AppState, counts_begun, counts_ended, pay, per_account, rebuilt, request,
+};
 
 /// An app whose handler pays, and then makes a request of its own, with its extensions, to `within`.
 fn calling(executed: &Executed, within: &Router, key: &'static str) -> Router {
@@ -480,5 +482,46 @@ async fn outer_lock_lost_with_on_lost_notify_lets_the_execution_be_recorded() {
     assert_eq!(
         (accounts.locks(), records.locks()),
         (vec![0; 3], vec![0; 3])
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_lost_under_two_layers_stops_the_execution_if_one_of_them_aborts() {
+    let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+    let executed = Executed::default();
+    let accounts_lock = redlock(&accounts);
+    let notifying = per_account(&accounts_lock).on_lost(OnLost::Notify);
+    let app = counts_ended(&executed)
+        .layer(once(&redlock(&records)).at_most_once(true))
+        .layer(per_account(&accounts_lock))
+        .layer(notifying);
+    let (first, ()) = tokio::join!(pay(&app, "/payments?account=1&ms=20000", "a"), async {
+        sleep(secs(1)).await;
+        (0..3).for_each(|node| accounts.wipe(node));
+    });
+    assert_eq!(first.code(), "lock-lost");
+    sleep(secs(60)).await;
+    assert_eq!(executed.count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_lost_while_an_inner_layer_waits_frees_the_key() {
+    let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+    let (redlock, records) = (redlock(&accounts), redlock(&records));
+    let executed = Executed::default();
+    let app = counts_begun(&executed)
+        .layer(per_account(&redlock).wait(secs(60)))
+        .layer(RedlockLayer::new(redlock.clone(), "0"))
+        .layer(once(&records).at_most_once(true));
+    let other = redlock.lock(("account", "1")).await.unwrap();
+    let (first, ()) = tokio::join!(pay(&app, "/payments?account=1", "a"), async {
+        sleep(secs(1)).await;
+        redlock.revoke("0").await.unwrap();
+    });
+    assert_eq!((first.code(), executed.count()), ("lock-lost", 0));
+    other.release().await.unwrap();
+    assert_eq!(
+        pay(&app, "/payments?account=1", "a").await.body,
+        "payment 1"
     );
 }
