@@ -6,6 +6,7 @@
 //! [`CallToken`] of the request before it waits, because the request may be consumed when the refusal becomes a
 //! response. That response takes the call back: a handler that returns it has had no effect.
 
+use std::any::type_name;
 use std::sync::Arc;
 
 use axum::extract::{
@@ -291,7 +292,7 @@ impl RequestLocks {
                 Ok(Locked(guard, resource))
             }
             Err(error) => Err(LockedRejection::Lock(LockRefused {
-                rejection: into_rejection(&error, &options),
+                rejection: into_rejection(&error, &options, Some(type_name::<T>())),
                 format: self.format,
                 token: self.token,
             })),

@@ -149,7 +149,7 @@ static LOGGED: LoggedMistakes = LoggedMistakes::new();
 /// does not record the response, so the handler must not have had an effect.
 impl IntoResponse for LockError {
     fn into_response(self) -> Response {
-        into_rejection(&self, &LockOptions::default()).into_response()
+        into_rejection(&self, &LockOptions::default(), None).into_response()
     }
 }
 
@@ -164,11 +164,18 @@ impl IntoResponse for Rejection {
     }
 }
 
-/// Converts an error, and logs it if clients cannot correct it or the response does not show it.
-pub(super) fn into_rejection(error: &LockError, options: &LockOptions) -> Rejection {
+/// Converts an error, and logs it if clients cannot correct it or the response does not show it; a mistake only once for each
+/// place in the program, if that is known.
+pub(super) fn into_rejection(
+    error: &LockError,
+    options: &LockOptions,
+    place: Option<&str>,
+) -> Rejection {
     let rejection = Rejection::from_lock_error(error.clone(), options, StatusCode::LOCKED, None);
     if matches!(rejection, Rejection::Misconfigured(_)) {
-        tracing::error!(%error, "redlock handler cannot lock its resource because it is misconfigured");
+        if place.is_none_or(|place| LOGGED.is_new(place)) {
+            tracing::error!(%error, "redlock handler cannot lock its resource because it is misconfigured");
+        }
     } else if matches!(rejection, Rejection::KeyInvalid(_)) {
         tracing::debug!(%error, "redlock handler cannot lock its resource because the key is invalid");
     }

@@ -56,7 +56,8 @@ use crate::once::{DAY, bound_body, bound_retention};
 /// locked until its ttl; after that, a retry executes, or gets 409 `outcome-unknown` with
 /// [`at_most_once`](Self::at_most_once). The error of tower's `LoadShed`, or of an inner service that does not become
 /// ready, shows that the handler was not called: it frees the key. A handler that has had an effect must not return
-/// such an error of a client of its own.
+/// such an error of a client of its own, nor the refusal of another service that uses this crate: in both cases, a
+/// retry executes.
 ///
 /// The key of a request is its `Idempotency-Key` within the caller, the method and the path. A request that a handler
 /// sends on with its extensions, as batches and gateways do, is another one if it goes to another path. A layer passes

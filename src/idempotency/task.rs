@@ -49,8 +49,8 @@ use crate::middleware::{
     BufferedRequestBody, CallTracker, HandlerState, HeldLock, Rejection, RequestKind,
     declared_length, first_lost,
 };
-use crate::node::{telemetry, unguessable};
-use crate::once::{Denied, ExecuteOnce, Execution, ExecutionHandle};
+use crate::node::unguessable;
+use crate::once::{Denied, ExecuteOnce, Execution, ExecutionHandle, report_conflict};
 use crate::protocol::lease::{Decided, Effect};
 use crate::protocol::{ExecutionId, KeyError, Record};
 
@@ -328,10 +328,7 @@ impl Responder {
             Denied::Decided(Decided::OtherRequest) => Rejection::KeyReused,
             Denied::Decided(Decided::Unknown) => Rejection::OutcomeUnknown,
             Denied::Decided(Decided::Conflicting) => {
-                telemetry::conflict();
-                tracing::error!(
-                    "idempotent request was executed more than once, and no majority of the nodes has one of the outcomes"
-                );
+                report_conflict();
                 Rejection::ConflictingOutcomes
             }
         })
@@ -347,21 +344,23 @@ impl Responder {
         let Self { config, once, .. } = self;
         let replay = |whole: Record| stored::replay(&whole, &once.key, &config.codec);
         let whole = once.read(record).await;
-        self.refuse(match whole.map(|whole| whole.ok_or(MALFORMED).and_then(replay)) {
-            Ok(Ok(Some(mut response))) => {
-                let name = config.replay_header.clone();
-                let headers = response.headers_mut();
-                headers.insert(name, HeaderValue::from_static("true"));
-                return response;
-            }
-            Ok(Ok(None)) => Rejection::ResultNotKept,
-            Ok(Err(why)) => {
-                tracing::error!(%why, "recorded response of an idempotent request is unreadable");
-                let what = KeyError::misconfigured("a recorded response is unreadable");
-                Rejection::Misconfigured(what)
-            }
-            Err(error) => self.not_executed(error),
-        })
+        self.refuse(
+            match whole.map(|whole| whole.ok_or(MALFORMED).and_then(replay)) {
+                Ok(Ok(Some(mut response))) => {
+                    let name = config.replay_header.clone();
+                    let headers = response.headers_mut();
+                    headers.insert(name, HeaderValue::from_static("true"));
+                    return response;
+                }
+                Ok(Ok(None)) => Rejection::ResultNotKept,
+                Ok(Err(why)) => {
+                    // For the log; clients get a text without it.
+                    let what = format!("a recorded response is unreadable: {why}");
+                    Rejection::Misconfigured(KeyError::misconfigured(what))
+                }
+                Err(error) => self.not_executed(error),
+            },
+        )
     }
 
     /// Converts an error of the lock under which a request is executed.

@@ -1,6 +1,7 @@
 //! The errors of executions, internal and public.
 
 use crate::lock::{AcquireError, LockError, LostReason};
+use crate::node::telemetry;
 use crate::protocol::lease::Decided;
 
 /// The reason for which a request is not executed.
@@ -52,6 +53,12 @@ impl From<LockError> for Denied {
     fn from(error: LockError) -> Self {
         Self::Lock(error)
     }
+}
+
+/// Counts and logs outcomes of which none is the answer to this caller.
+pub(crate) fn report_conflict() {
+    telemetry::conflict();
+    tracing::error!("work was executed more than once, with different outcomes");
 }
 
 /// Error of [`ExecuteOnce::run`](crate::ExecuteOnce::run).

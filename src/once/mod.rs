@@ -26,9 +26,9 @@ mod request;
 mod result;
 mod run;
 
-#[cfg(feature = "idempotency")]
-pub(crate) use error::Denied;
 pub use error::OnceError;
+#[cfg(feature = "idempotency")]
+pub(crate) use error::{Denied, report_conflict};
 pub use execution::ExecutionHandle;
 #[cfg(feature = "idempotency")]
 pub(crate) use execution::{Execution, run_to_end};

@@ -23,7 +23,7 @@ use crate::lock::{
     Wait, WaiterCap, option_setters,
 };
 use crate::node::{after, sha256, telemetry};
-use crate::once::error::Denied;
+use crate::once::error::{Denied, report_conflict};
 use crate::once::execution::Execution;
 use crate::once::fetch::{fetch, is_undamaged};
 use crate::once::inspect::{names, request};
@@ -227,16 +227,17 @@ impl ExecuteOnce {
     ) -> Result<(), Option<Decided>> {
         match execution.record(record, self.retention).await {
             Some(recorded) if recorded.execution() == record.execution() => Ok(()),
-            Some(other) => {
+            Some(other) if other.fingerprint() == self.fingerprint => {
                 telemetry::conflict();
                 tracing::warn!(
                     "work was executed twice; the outcome that was recorded first is returned"
                 );
-                // The outcome of another request is not for this caller.
-                Err(Some(match other.fingerprint() == self.fingerprint {
-                    true => Decided::Recorded(other),
-                    false => Decided::Conflicting,
-                }))
+                Err(Some(Decided::Recorded(other)))
+            }
+            // The outcome of another request is not for this caller.
+            Some(_) => {
+                report_conflict();
+                Err(Some(Decided::Conflicting))
             }
             None => {
                 telemetry::unrecorded();

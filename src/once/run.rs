@@ -10,8 +10,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::lock::{LockError, LostReason};
-use crate::node::telemetry;
-use crate::once::error::{Denied, OnceError};
+use crate::once::error::{Denied, OnceError, report_conflict};
 use crate::once::execution::{Execution, ExecutionHandle, run_to_end};
 use crate::once::fetch::MAX_BODY;
 use crate::once::request::{DAY, ExecuteOnce};
@@ -170,10 +169,7 @@ impl ExecuteOnce {
             Denied::Decided(Decided::Undecided) => OnceError::Undecided,
             Denied::Decided(Decided::Unknown) => OnceError::Unknown,
             Denied::Decided(Decided::Conflicting) => {
-                telemetry::conflict();
-                tracing::error!(
-                    "work was executed more than once, and no majority of the nodes has one of the outcomes"
-                );
+                report_conflict();
                 OnceError::Conflicting
             }
         })

@@ -1,18 +1,21 @@
 //! What the log says of mistakes in the set-up of layers and handlers: the place, the remedy, and only once.
 
+use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 
 use axum::body::Body;
+use axum::extract::FromRequestParts;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use futures_util::FutureExt;
+use http::request::Parts;
 use http::{Request, StatusCode};
 use support::{Answer, Log, once, redlock, secs};
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{
     FencingToken, IdempotencyKey, IdempotencyLayer, KeyError, KeyExtractor, LockError, LockHandle,
-    LockKey, Redlock, RedlockLayer, key,
+    LockKey, LockKeys, LockOptions, LockResource, Locked, Redlock, RedlockLayer, key,
 };
 
 use crate::shop::shop;
@@ -56,7 +59,7 @@ async fn missing_key_is_logged_once_with_the_part_that_was_looked_for() {
             "`tenant`, whose key comes from query parameter `t` or header `host`",
         ),
         (
-            RedlockLayer::new(redlock(&nodes), |_: &http::request::Parts| None::<String>),
+            RedlockLayer::new(redlock(&nodes), |_: &Parts| None::<String>),
             "`unnamed`, whose key comes from a function",
         ),
     ];
@@ -110,7 +113,7 @@ async fn missing_scope_is_logged_once_with_the_part_that_was_looked_for() {
 /// The error of a function may name the request; the log has one line for each route all the same.
 #[tokio::test(start_paused = true)]
 async fn misconfigured_key_is_logged_once_for_each_route_whatever_its_text() {
-    let by_shard = |parts: &http::request::Parts| {
+    let by_shard = |parts: &Parts| {
         let shard = parts.uri.path();
         Err::<LockKey, _>(KeyError::misconfigured(format!("no shard for {shard}")))
     };
@@ -167,6 +170,36 @@ async fn extractor_without_its_layer_names_the_route_and_is_logged_once() {
         assert_eq!(code, "misconfigured");
         assert_logged_once(&lines, &text.replace("ROUTE", route));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_that_a_handler_can_never_take_is_logged_once() {
+    struct Hourly;
+    impl<S: Sync> FromRequestParts<S> for Hourly {
+        type Rejection = Infallible;
+
+        async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Infallible> {
+            Ok(Self)
+        }
+    }
+    impl LockResource for Hourly {
+        fn lock_keys(&self) -> LockKeys {
+            LockKey::from("report").into()
+        }
+
+        fn options(&self) -> LockOptions {
+            LockOptions::default().ttl(secs(1_000_000))
+        }
+    }
+    let report = async |_: Locked<Hourly>| "reported";
+    let app = Router::new().route("/", post(report));
+    let app = app.with_state(redlock(&ScriptedNodes::new(3)));
+    let (code, lines) = refused_twice(&app, "/").await;
+    assert_eq!(code, "misconfigured");
+    let [line] = &lines[..] else {
+        panic!("not one line: {lines:?}");
+    };
+    assert!(line.contains("redlock handler cannot lock its resource because it is misconfigured"));
 }
 
 /// The handler runs in the task that took the lock for it.

@@ -144,8 +144,12 @@ impl Scene {
 }
 
 async fn pay(server: Router) -> Response<Body> {
+    pay_amount(server, "").await
+}
+
+async fn pay_amount(server: Router, amount: &'static str) -> Response<Body> {
     let request = Request::post("/payments").header("idempotency-key", "a");
-    let request = request.body(Body::empty()).unwrap();
+    let request = request.body(Body::from(amount)).unwrap();
     let Ok(response) = server.oneshot(request).await;
     response
 }
@@ -179,6 +183,24 @@ fn outcomes_without_a_majority_are_a_conflict_for_every_duplicate() {
     assert_eq!(told.counters["redlock_unrecorded_total"], 3);
     assert_eq!(told.conflicts(), 3, "{:?}", told.counters);
     assert_eq!(told.alarms(), [Level::ERROR; 3], "{:?}", told.events);
+}
+
+#[test]
+fn late_outcome_of_another_request_is_an_error_for_its_executor() {
+    let told = Told::by(async {
+        let scene = Scene::new([Duration::ZERO, TTL, TTL]);
+        for node in 0..3 {
+            scene.nodes.set_for(node, OpKind::Confirm, Gate::Failing);
+        }
+        let first = tokio::spawn(pay_amount(scene.servers[0].clone(), "5"));
+        sleep(2 * TTL).await;
+        let second = tokio::spawn(pay_amount(scene.servers[1].clone(), "7"));
+        let [first, second] = [first.await.unwrap(), second.await.unwrap()];
+        let codes = [code(&first), code(&second)];
+        assert_eq!(codes, ["conflicting-outcomes", ""]);
+    });
+    assert_eq!(told.conflicts(), 1, "{:?}", told.counters);
+    assert_eq!(told.alarms(), [Level::ERROR], "{:?}", told.events);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
-use support::{Answer, Cluster, Connection, Deadline, Reply};
+use support::{Answer, Cluster, Connection, Deadline, Log, Reply};
 use tokio::time::sleep;
 use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::protocol::Record;
@@ -193,9 +193,17 @@ async fn record_of_another_or_missing_encryption_key_is_an_error_without_an_exec
         ),
     ];
     for (what, app) in refused {
-        let refused = pay(&app).await;
-        assert_eq!(refused.code(), "misconfigured", "{what}");
-        assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR, "{what}");
+        let log = Log::default();
+        let _guard = log.subscribe();
+        for _ in 0..2 {
+            let refused = pay(&app).await;
+            assert_eq!(refused.code(), "misconfigured", "{what}");
+            assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR, "{what}");
+            let body = String::from_utf8_lossy(&refused.body);
+            assert!(!body.contains("encrypt"), "{what}: {body}");
+        }
+        let text = log.text();
+        assert_eq!(text.matches("unreadable").count(), 1, "{what}: {text}");
     }
     let read = [
         other(&sealed, |layer| {
