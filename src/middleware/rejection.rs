@@ -90,27 +90,13 @@ impl Rejection {
     /// Returns the HTTP status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        match self {
-            Self::Contended { status, .. } => *status,
-            Self::TooManyConcurrent { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::Failed(_) | Self::Lost(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::KeyMissing { .. } | Self::KeyInvalid(_) => StatusCode::BAD_REQUEST,
-            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BodyUnreadable { timed_out: false } => StatusCode::BAD_REQUEST,
-            Self::BodyUnreadable { timed_out: true } => StatusCode::REQUEST_TIMEOUT,
-            Self::Misconfigured(_) | Self::ScopeMissing => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::InProgress { .. }
-            | Self::OutcomeUnknown
-            | Self::ResultNotKept
-            | Self::ConflictingOutcomes => StatusCode::CONFLICT,
-        }
+        StatusCode::from_u16(self.row().0).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
     /// Returns the stable, machine-readable name of the case.
     #[must_use]
     pub fn code(&self) -> &'static str {
-        self.code_and_title().0
+        self.row().2
     }
 
     /// Returns when a retry makes sense, if it does: whole seconds, rounded up, at least one.
@@ -234,32 +220,53 @@ impl Rejection {
         }
     }
 
-    /// Returns the name of the case, and the text for people that names it.
-    pub(super) fn code_and_title(&self) -> (&'static str, &'static str) {
+    /// Returns the HTTP status, the gRPC status, the name of the case, and the text for people that names it.
+    ///
+    /// The gRPC statuses: 1 CANCELLED, 3 INVALID_ARGUMENT, 4 DEADLINE_EXCEEDED, 6 ALREADY_EXISTS, 8 RESOURCE_EXHAUSTED,
+    /// 9 FAILED_PRECONDITION, 10 ABORTED, 13 INTERNAL and 14 UNAVAILABLE.
+    pub(super) fn row(&self) -> (u16, u16, &'static str, &'static str) {
         match self {
-            Self::Contended { .. } => ("lock-contended", "Resource is locked"),
-            Self::TooManyConcurrent { .. } => {
-                ("too-many-concurrent", "Too many concurrent requests")
+            Self::Contended { status, .. } => {
+                (status.as_u16(), 10, "lock-contended", "Resource is locked")
             }
-            Self::Failed(LockError::Expired { .. }) => ("lock-expired", "Lock unavailable"),
-            Self::Failed(LockError::Overloaded { .. }) => ("lock-overloaded", "Lock unavailable"),
-            Self::Failed(LockError::Closed) => ("shutting-down", "Service is shutting down"),
+            Self::TooManyConcurrent { .. } => (
+                429,
+                8,
+                "too-many-concurrent",
+                "Too many concurrent requests",
+            ),
+            Self::Failed(LockError::Expired { .. }) => {
+                (503, 14, "lock-expired", "Lock unavailable")
+            }
+            Self::Failed(LockError::Overloaded { .. }) => {
+                (503, 14, "lock-overloaded", "Lock unavailable")
+            }
+            Self::Failed(LockError::Closed) => {
+                (503, 14, "shutting-down", "Service is shutting down")
+            }
             Self::Failed(error) if error.quarantined().is_some() => {
-                ("lock-quarantined", "Lock service started recently")
+                (503, 14, "lock-quarantined", "Lock service started recently")
             }
-            Self::Failed(_) => ("lock-unavailable", "Lock unavailable"),
-            Self::Lost(_) => ("lock-lost", "Lock lost"),
-            Self::InProgress { .. } => ("request-in-progress", "Request in progress"),
-            Self::KeyMissing { .. } => ("key-missing", "Key missing or invalid"),
-            Self::KeyInvalid(_) => ("key-invalid", "Key missing or invalid"),
-            Self::BodyTooLarge => ("body-too-large", "Body too large"),
-            Self::BodyUnreadable { .. } => ("body-unreadable", "Body unreadable"),
-            Self::Misconfigured(_) => ("misconfigured", "Service misconfigured"),
-            Self::ScopeMissing => ("scope-missing", "Service misconfigured"),
-            Self::KeyReused => ("idempotency-key-reused", "Idempotency key reused"),
-            Self::OutcomeUnknown => ("outcome-unknown", "Outcome unknown"),
-            Self::ResultNotKept => ("result-not-kept", "Response not kept"),
-            Self::ConflictingOutcomes => ("conflicting-outcomes", "Conflicting outcomes"),
+            Self::Failed(_) => (503, 14, "lock-unavailable", "Lock unavailable"),
+            Self::Lost(_) => (503, 10, "lock-lost", "Lock lost"),
+            Self::InProgress { .. } => (409, 10, "request-in-progress", "Request in progress"),
+            Self::KeyMissing { .. } => (400, 3, "key-missing", "Key missing or invalid"),
+            Self::KeyInvalid(_) => (400, 3, "key-invalid", "Key missing or invalid"),
+            Self::BodyTooLarge => (413, 8, "body-too-large", "Body too large"),
+            // The client cancelled its request body.
+            Self::BodyUnreadable { timed_out: false } => {
+                (400, 1, "body-unreadable", "Body unreadable")
+            }
+            Self::BodyUnreadable { timed_out: true } => {
+                (408, 4, "body-unreadable", "Body unreadable")
+            }
+            Self::Misconfigured(_) => (500, 13, "misconfigured", "Service misconfigured"),
+            Self::ScopeMissing => (500, 13, "scope-missing", "Service misconfigured"),
+            Self::KeyReused => (422, 3, "idempotency-key-reused", "Idempotency key reused"),
+            Self::OutcomeUnknown => (409, 9, "outcome-unknown", "Outcome unknown"),
+            // Not ABORTED, after which clients call again.
+            Self::ResultNotKept => (409, 6, "result-not-kept", "Response not kept"),
+            Self::ConflictingOutcomes => (409, 9, "conflicting-outcomes", "Conflicting outcomes"),
         }
     }
 }
@@ -330,10 +337,7 @@ mod tests {
         assert_eq!(rejection.retry_after(), Some(Duration::from_secs(7)));
         assert_eq!(rejection.code(), "lock-quarantined");
         assert_eq!(rejection.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(
-            rejection.code_and_title().1,
-            "Lock service started recently"
-        );
+        assert_eq!(rejection.row().3, "Lock service started recently");
         assert_eq!(
             rejection.to_string(),
             "the lock service started recently and grants no locks for another 7 s"

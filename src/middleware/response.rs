@@ -198,14 +198,13 @@ impl RequestKind {
 
 /// Builds `application/problem+json` (RFC 9457) with a stable `code` member.
 fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
-    let ((code, title), status) = (rejection.code_and_title(), rejection.status());
+    let (status, _, code, title) = rejection.row();
     let detail = Value::from(rejection.detail());
     let body = format!(
-        r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{title}","status":{},"detail":{detail},"code":"{code}"}}"#,
-        status.as_u16(),
+        r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{title}","status":{status},"detail":{detail},"code":"{code}"}}"#
     );
     let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
+    *response.status_mut() = rejection.status();
     let headers = response.headers_mut();
     let content_type = HeaderValue::from_static("application/problem+json");
     headers.insert(CONTENT_TYPE, content_type);
@@ -215,33 +214,15 @@ fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
 
 /// Builds a "trailers-only" response: everything in the head, no body.
 fn grpc_status(rejection: &Rejection) -> Response<Full<Bytes>> {
+    let (_, status, code, _) = rejection.row();
     let mut response = Response::new(Full::default());
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    headers.insert("grpc-status", grpc_code(rejection).into());
-    headers.insert("grpc-message", HeaderValue::from_static(rejection.code()));
+    headers.insert("grpc-status", status.into());
+    headers.insert("grpc-message", HeaderValue::from_static(code));
     insert_retry_after(headers, rejection);
     insert_details(headers, rejection);
     response
-}
-
-/// Returns the number of the gRPC status code.
-fn grpc_code(rejection: &Rejection) -> u16 {
-    match rejection {
-        Rejection::Contended { .. } | Rejection::InProgress { .. } | Rejection::Lost(_) => ABORTED,
-        // Not ABORTED, after which clients call again.
-        Rejection::ResultNotKept => ALREADY_EXISTS,
-        Rejection::OutcomeUnknown | Rejection::ConflictingOutcomes => FAILED_PRECONDITION,
-        Rejection::Failed(_) => UNAVAILABLE,
-        Rejection::KeyMissing { .. } | Rejection::KeyInvalid(_) | Rejection::KeyReused => {
-            INVALID_ARGUMENT
-        }
-        Rejection::BodyTooLarge | Rejection::TooManyConcurrent { .. } => RESOURCE_EXHAUSTED,
-        // The client cancelled its request body.
-        Rejection::BodyUnreadable { timed_out: false } => CANCELLED,
-        Rejection::BodyUnreadable { timed_out: true } => DEADLINE_EXCEEDED,
-        Rejection::Misconfigured(_) | Rejection::ScopeMissing => INTERNAL,
-    }
 }
 
 #[cfg(not(feature = "grpc"))]
@@ -260,9 +241,10 @@ fn insert_details(headers: &mut HeaderMap, rejection: &Rejection) {
     let retry_info = RetryInfo {
         retry_delay: retry_after.try_into().ok(),
     };
+    let (_, status, code, _) = rejection.row();
     let status = RpcStatus {
-        code: grpc_code(rejection).into(),
-        message: rejection.code().into(),
+        code: status.into(),
+        message: code.into(),
         details: vec![prost_types::Any {
             type_url: "type.googleapis.com/google.rpc.RetryInfo".into(),
             value: retry_info.encode_to_vec(),
@@ -293,16 +275,6 @@ struct RetryInfo {
     #[prost(message, optional, tag = "1")]
     retry_delay: Option<prost_types::Duration>,
 }
-
-const CANCELLED: u16 = 1;
-const INVALID_ARGUMENT: u16 = 3;
-const DEADLINE_EXCEEDED: u16 = 4;
-const ALREADY_EXISTS: u16 = 6;
-const RESOURCE_EXHAUSTED: u16 = 8;
-const FAILED_PRECONDITION: u16 = 9;
-const ABORTED: u16 = 10;
-const INTERNAL: u16 = 13;
-const UNAVAILABLE: u16 = 14;
 
 const GRPC: &[u8] = b"application/grpc";
 
