@@ -11,31 +11,45 @@ use crate::lock::LockHandle;
 use crate::middleware::{LockHandles, NotLocked};
 use crate::protocol::FencingToken;
 
-/// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler. Rejected if that layer
-/// served the request without a lock, even if outer layers have one; [`LockHandles`] has all of them.
-///
-/// To test a handler without the layer, put a handle into the extensions:
-/// `router.layer(axum::Extension(guard.handle()))`, with a guard of
-/// [`Redlock::in_memory`](crate::Redlock::in_memory).
-impl<S: Send + Sync> FromRequestParts<S> for LockHandle {
-    type Rejection = LockHandleRejection;
+/// Makes an extension that a layer puts into a request an extractor, also in an `Option`. The rejection is that of a request
+/// without the extension.
+macro_rules! extension_extractor {
+    ($(#[$doc:meta])+ $extension:ty, $rejection:ty; $none:literal) => {
+        $(#[$doc])+
+        impl<S: Send + Sync> FromRequestParts<S> for $extension {
+            type Rejection = $rejection;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        if let Some(handle) = parts.extensions.get::<Self>() {
-            return Ok(handle.clone());
+            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, $rejection> {
+                let extension = parts.extensions.get::<Self>().cloned();
+                extension.ok_or_else(|| <$rejection>::missing(parts))
+            }
         }
-        let not_locked = parts.extensions.get::<NotLocked>().copied();
-        Err(LockHandleRejection::new(not_locked, parts))
-    }
+
+        #[doc = $none]
+        impl<S: Send + Sync> OptionalFromRequestParts<S> for $extension {
+            type Rejection = Infallible;
+
+            async fn from_request_parts(
+                parts: &mut Parts,
+                _: &S,
+            ) -> Result<Option<Self>, Infallible> {
+                Ok(parts.extensions.get().cloned())
+            }
+        }
+    };
 }
 
-/// `None` if the request is served without a lock.
-impl<S: Send + Sync> OptionalFromRequestParts<S> for LockHandle {
-    type Rejection = Infallible;
+#[cfg(feature = "idempotency")]
+pub(crate) use extension_extractor;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-        Ok(parts.extensions.get().cloned())
-    }
+extension_extractor! {
+    /// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler. Rejected if that layer
+    /// served the request without a lock, even if outer layers have one; [`LockHandles`] has all of them.
+    ///
+    /// To test a handler without the layer, put a handle into the extensions:
+    /// `router.layer(axum::Extension(guard.handle()))`, with a guard of
+    /// [`Redlock::in_memory`](crate::Redlock::in_memory).
+    LockHandle, LockHandleRejection; "`None` if the request is served without a lock."
 }
 
 /// The fencing token of the [`LockHandle`] that the handler would get.
@@ -75,6 +89,10 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandles {
 pub struct LockHandleRejection(Misplaced);
 
 impl LockHandleRejection {
+    fn missing(parts: &Parts) -> Self {
+        Self::new(parts.extensions.get().copied(), parts)
+    }
+
     /// Creates the rejection of a request that the layer served without a lock for this reason; `None` without a layer.
     fn new(not_locked: Option<NotLocked>, parts: &Parts) -> Self {
         let reason = match not_locked {

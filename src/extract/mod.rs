@@ -8,6 +8,8 @@ mod rejection;
 
 pub use admin::{admin_router, health_router};
 pub use handle::LockHandleRejection;
+#[cfg(feature = "idempotency")]
+pub(crate) use handle::extension_extractor;
 pub use locked::{LockRefused, LockResource, Locked, LockedRejection};
 #[cfg(feature = "idempotency")]
 pub(crate) use path::nested_at;

@@ -6,48 +6,20 @@ use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
-use crate::extract::Misplaced;
+use crate::extract::{Misplaced, extension_extractor};
 use crate::idempotency::header::IdempotencyKey;
 use crate::once::ExecutionHandle;
 
-/// The key of a request that an [`IdempotencyLayer`](crate::IdempotencyLayer) passed on.
-///
-/// To test a handler without the layer, put one into the extensions: `"a1".parse::<IdempotencyKey>()`.
-impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
-    type Rejection = IdempotencyKeyRejection;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        let key = parts.extensions.get::<Self>().cloned();
-        key.ok_or_else(|| IdempotencyKeyRejection::new(parts))
-    }
+extension_extractor! {
+    /// The key of a request that an [`IdempotencyLayer`](crate::IdempotencyLayer) passed on.
+    ///
+    /// To test a handler without the layer, put one into the extensions: `"a1".parse::<IdempotencyKey>()`.
+    IdempotencyKey, IdempotencyKeyRejection; "`None` if the request has no key, or no layer is applied."
 }
 
-/// `None` if the request has no key, or no layer is applied.
-impl<S: Send + Sync> OptionalFromRequestParts<S> for IdempotencyKey {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-        Ok(parts.extensions.get().cloned())
-    }
-}
-
-/// The execution that the handler is part of, if an [`IdempotencyLayer`](crate::IdempotencyLayer) started it.
-impl<S: Send + Sync> FromRequestParts<S> for ExecutionHandle {
-    type Rejection = IdempotencyKeyRejection;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        let execution = parts.extensions.get::<Self>().cloned();
-        execution.ok_or_else(|| IdempotencyKeyRejection::new(parts))
-    }
-}
-
-/// `None` if the request has no key, or no layer is applied.
-impl<S: Send + Sync> OptionalFromRequestParts<S> for ExecutionHandle {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-        Ok(parts.extensions.get().cloned())
-    }
+extension_extractor! {
+    /// The execution that the handler is part of, if an [`IdempotencyLayer`](crate::IdempotencyLayer) started it.
+    ExecutionHandle, IdempotencyKeyRejection; "`None` if the request has no key, or no layer is applied."
 }
 
 /// Rejection of [`IdempotencyKey`] and [`ExecutionHandle`]: the router is misconfigured, 500. The message names the
@@ -57,7 +29,7 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for ExecutionHandle {
 pub struct IdempotencyKeyRejection(Misplaced);
 
 impl IdempotencyKeyRejection {
-    fn new(parts: &Parts) -> Self {
+    fn missing(parts: &Parts) -> Self {
         Self(Misplaced::new(parts, |route| {
             let route = route.map(|route| format!("route `{route}`: "));
             format!(
