@@ -112,17 +112,6 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Sets the ttl of the lock under which a request is executed. Default: that of the [`Redlock`].
-    ///
-    /// # Errors
-    ///
-    /// As [`RedlockLayer::ttl`](crate::RedlockLayer::ttl).
-    pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
-        self.config.redlock.check_ttl(ttl)?;
-        Arc::make_mut(&mut self.config).options.ttl = Some(ttl);
-        Ok(self)
-    }
-
     layer_setters! {
         /// Sets how long a duplicate waits for the first execution, to replay its response. Default: zero,
         /// the duplicate is refused with 409 `request-in-progress`.

@@ -94,18 +94,6 @@ impl RedlockLayer {
 }
 
 impl<D> RedlockLayer<D> {
-    /// Sets the ttl of the locks. Default: that of the [`Redlock`].
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError`](crate::BuildError) if the ttl exceeds the `max_ttl` of the [`Redlock`], or is so
-    /// short that clock drift uses it up.
-    pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
-        self.config.redlock.check_ttl(ttl)?;
-        Arc::make_mut(&mut self.config).options.ttl = Some(ttl);
-        Ok(self)
-    }
-
     layer_setters! {
         /// Sets how long a request waits for a held lock. Default: zero, fail fast.
         ///
