@@ -300,11 +300,9 @@ impl LockGuard {
         self.0.clone()
     }
 
-    /// Returns why the lock is lost: as reported, or by the clock, because a report is late if the thread of the lease was
-    /// busy or the process was stopped.
+    /// Returns why the lock is lost: as reported, or by the clock.
     fn lost_reason(&self) -> Option<LostReason> {
-        let reported = self.leases().find_map(|lease| lease.lost_reason());
-        reported.or_else(|| (!self.is_valid()).then_some(LostReason::Expired))
+        self.leases().find_map(|lease| lease.lost_by_now())
     }
 
     /// Returns whether this is one of the first `count` slots of the keys.
@@ -419,11 +417,10 @@ impl LockHandle {
 
     /// Returns a handle of the lock itself, without the other locks.
     pub(crate) fn alone(&self) -> Self {
-        let further = self.joined.as_ref().map_or(0, |joined| joined.further);
-        Self {
-            others: self.others[..further].to_vec(),
-            ..self.clone()
-        }
+        let mut alone = self.clone();
+        let further = alone.joined.as_ref().map_or(0, |joined| joined.further);
+        alone.others.truncate(further);
+        alone
     }
 
     /// Returns whether the lock has a holder, so that it is neither released nor about to be.

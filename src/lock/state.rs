@@ -146,10 +146,24 @@ impl LockState {
 
     /// Returns how much longer the lock is certainly held.
     pub(crate) fn valid_for(&self) -> Duration {
-        if self.lost_reason().is_some() {
-            return Duration::ZERO;
+        let (lost, valid_until) = self.standing();
+        match lost {
+            Some(_) => Duration::ZERO,
+            None => valid_until.saturating_duration_since(Instant::now()),
         }
-        self.valid_until().saturating_duration_since(Instant::now())
+    }
+
+    /// Returns why the lock is lost: as reported, or by the clock, because a report is late if the thread of the task was
+    /// busy or the process was stopped.
+    pub(crate) fn lost_by_now(&self) -> Option<LostReason> {
+        let (lost, valid_until) = self.standing();
+        lost.or_else(|| (valid_until <= Instant::now()).then_some(LostReason::Expired))
+    }
+
+    /// Returns the reported loss and the end of the validity, for a comparison with a clock that is read behind them.
+    fn standing(&self) -> (Option<LostReason>, Instant) {
+        let state = self.state.lock();
+        (state.lost(), state.valid_until)
     }
 
     /// Returns the reason if the task has reported the loss of the lock, or is gone.

@@ -43,8 +43,6 @@ pub struct LockBody<B> {
     await_release: bool,
     /// Bytes until the end, if their number is known.
     remaining: Option<u64>,
-    /// Whether only the last frame remains, or the end of the stream.
-    is_ending: bool,
     /// The last frame, while it waits for the release.
     last: Option<Frame<Bytes>>,
 }
@@ -66,7 +64,6 @@ impl<B> LockBody<B> {
             held: None,
             await_release: false,
             remaining: None,
-            is_ending: false,
             last: None,
         }
     }
@@ -83,11 +80,11 @@ impl<B: Body> LockBody<B> {
     /// Makes the body of a response hold a lock to the end of the response.
     pub(super) fn hold(
         response: Response<B>,
+        declared: Option<u64>,
         held: HeldLock,
         await_release: bool,
     ) -> Response<Self> {
         // hyper ends a message at its declared length, and prefers that of the header.
-        let declared = declared_length(response.headers());
         response.map(|body| Self {
             held: Some(held),
             await_release,
@@ -113,7 +110,8 @@ impl LockGuard {
     /// A response without a body cannot wait for the release: [`release`](Self::release) the guard
     /// before you return one.
     pub fn hold_until_sent<B: Body>(self, response: Response<B>) -> Response<LockBody<B>> {
-        LockBody::hold(response, HeldLock::new(self, OnLost::Abort), true)
+        let declared = declared_length(response.headers());
+        LockBody::hold(response, declared, HeldLock::new(self, OnLost::Abort), true)
     }
 }
 
@@ -129,7 +127,8 @@ where
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut this = self.project();
-        if !*this.is_ending {
+        // From then on, only the last frame remains, or the end of the stream.
+        if !this.held.as_ref().is_some_and(HeldLock::is_releasing) {
             let Some(mut body) = this.body.as_mut().as_pin_mut() else {
                 return Poll::Ready(None);
             };
@@ -173,7 +172,6 @@ where
                     Some(frame)
                 }
             };
-            *this.is_ending = true;
         }
         if let Some(held) = this.held
             && *this.await_release
@@ -182,7 +180,6 @@ where
         }
         // Without a wait, the lock is released in the background.
         *this.held = None;
-        *this.is_ending = false;
         Poll::Ready(this.last.take().map(Ok))
     }
 

@@ -3,13 +3,13 @@
 //! # Implementation details
 //!
 //! All layers and extractors of a request add the locks that they take to one list in its extensions. Before one
-//! of them asks for keys, it takes a share of every lock on the list, so that none can be released meanwhile.
-//! Keys that the request holds already are not asked for again; the new guard keeps shares of their locks.
+//! of them asks for keys, it takes a share of every lock on the list that has one of them, so that none of these can
+//! be released meanwhile. Keys that the request holds already are not asked for again; the new guard keeps the shares.
 //!
 //! Requests must not wait for each other in a circle. A request that holds locks waits for further keys only if
 //! these come after all keys that it holds in the order of the service, and if all its locks are of one service; otherwise it tries once.
 
-use std::future::{Future, poll_fn};
+use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,8 +18,8 @@ use std::time::Duration;
 use http::Extensions;
 
 use crate::lock::{
-    LockError, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock, RequestShare,
-    WaiterCap, first_slots,
+    LockError, LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock,
+    RequestShare, WaiterCap, first_slots,
 };
 use crate::middleware::config::OnLost;
 use crate::node::Mutex;
@@ -40,7 +40,8 @@ pub struct LockHandles(Arc<Mutex<Vec<(LockHandle, OnLost)>>>);
 /// The handler may give the share up by [`LockHandle::release`]. From then on the lock cannot be lost any more.
 pub(crate) struct HeldLock {
     share: Arc<RequestShare>,
-    handle: LockHandle,
+    /// By which the handler may give up the share.
+    pub(super) handle: LockHandle,
     pub(crate) on_lost: OnLost,
     /// Once a task waits for the loss.
     lost: Option<Lost>,
@@ -88,70 +89,91 @@ impl LockHandles {
     ///
     /// A lock that is released or about to be does not count as held: a layer outside that calls again, such as
     /// `tower::retry`, does not hold it any more.
-    pub(crate) async fn lock(
+    ///
+    /// The request has a box of its own: in one with what the caller keeps beside it, it would be larger than what
+    /// allocators return fast.
+    pub(crate) fn lock(
         &self,
         redlock: &Redlock,
         keys: LockKeys,
         options: LockOptions,
         waiters: Option<&Arc<WaiterCap>>,
-    ) -> Result<LockGuard, LockError> {
-        let options = redlock.request_options(options);
-        let (missing, may_wait, shared) = {
-            let handles = self.to_vec();
-            // With a share of a lost lock, a handler would start without a lock.
-            let valid = handles.iter().filter(|handle| handle.is_valid());
-            let shares = valid.filter_map(|handle| Some((handle, handle.upgrade().ok()?)));
-            let (ours, others): (Vec<_>, Vec<_>) =
-                shares.partition(|(handle, _)| redlock.owns(handle));
-            let held: Vec<LockGuard> = ours.into_iter().map(|(_, guard)| guard).collect();
-            let comes_after = |wanted: &LockKeys| {
-                let held = held.iter().flat_map(LockGuard::keys);
-                // Locks of different services have no order.
-                others.is_empty() && redlock.may_wait_for(wanted, held)
+    ) -> impl Future<Output = Result<LockGuard, LockError>> + Send + use<> {
+        let request = self.request(redlock, keys, options, waiters);
+        async move {
+            let (request, mut shared) = request?;
+            let first = match request {
+                Some(request) => request.await?,
+                None => shared.remove(0),
             };
-            let access = options.access.unwrap_or_default();
-            if held.is_empty() && others.is_empty() {
-                (keys, true, Vec::new())
-            } else if let Access::Slot(count) = access {
-                // The keys of a slot are others than these.
-                let may_wait = comes_after(&first_slots(&keys));
-                let mut slots = held
-                    .into_iter()
-                    .filter(|guard| guard.is_slot_of(&keys, count));
-                if let Some(slot) = slots.next() {
-                    return Ok(slot);
-                }
-                (keys, may_wait, Vec::new())
-            } else {
-                let is_wanted = |guard: &LockGuard| {
-                    keys.as_slice().iter().any(|key| guard.keys().contains(key))
-                };
-                let is_of_reader =
-                    |guard: &&LockGuard| guard.lease().spec.lease.access == Access::Shared;
-                if access == Access::Exclusive && held.iter().filter(is_of_reader).any(is_wanted) {
-                    return Err(LockError::HeldShared);
-                }
-                let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
-                let missing: LockKeys =
-                    keys.as_slice().iter().filter(|key| !is_held(key)).collect();
-                let may_wait = comes_after(&missing);
-                let mut shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
-                if missing.as_slice().is_empty() && !shared.is_empty() {
-                    let first = shared.remove(0);
-                    return Ok(first.with_others(shared));
-                }
-                (missing, may_wait, shared)
-            }
+            Ok(first.with_others(shared))
+        }
+    }
+
+    /// Returns the request for the keys that are missing, if any is, and the locks that have the others.
+    fn request(
+        &self,
+        redlock: &Redlock,
+        keys: LockKeys,
+        options: LockOptions,
+        waiters: Option<&Arc<WaiterCap>>,
+    ) -> Result<(Option<LockFuture>, Vec<LockGuard>), LockError> {
+        let options = redlock.request_options(options);
+        let request = |missing: LockKeys, may_wait: bool| {
+            let wait = options.wait.filter(|_| may_wait).or(Some(Duration::ZERO));
+            let options = LockOptions { wait, ..options };
+            let request = redlock.request(missing, options, waiters.cloned());
+            request.into_future()
         };
-        let wait = options.wait.filter(|_| may_wait).or(Some(Duration::ZERO));
-        let request = redlock.request(missing, LockOptions { wait, ..options }, waiters.cloned());
-        Ok(request.lock().await?.with_others(shared))
+        let handles = self.to_vec();
+        // With a share of a lost lock, a handler would start without a lock.
+        let valid = handles.iter().filter(|handle| handle.is_valid());
+        let shares = valid.filter_map(|handle| Some((handle, handle.upgrade().ok()?)));
+        let (ours, others): (Vec<_>, Vec<_>) = shares.partition(|(handle, _)| redlock.owns(handle));
+        if ours.is_empty() && others.is_empty() {
+            return Ok((Some(request(keys, true)), Vec::new()));
+        }
+        let held: Vec<LockGuard> = ours.into_iter().map(|(_, guard)| guard).collect();
+        let comes_after = |wanted: &LockKeys| {
+            let held = held.iter().flat_map(LockGuard::keys);
+            // Locks of different services have no order.
+            others.is_empty() && redlock.may_wait_for(wanted, held)
+        };
+        let access = options.access.unwrap_or_default();
+        if let Access::Slot(count) = access {
+            // The keys of a slot are others than these.
+            let may_wait = comes_after(&first_slots(&keys));
+            let slot = held.into_iter().find(|held| held.is_slot_of(&keys, count));
+            let missing = slot.is_none().then(|| request(keys, may_wait));
+            return Ok((missing, slot.into_iter().collect()));
+        }
+        let is_wanted =
+            |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
+        let is_of_reader = |guard: &&LockGuard| guard.lease().spec.lease.access == Access::Shared;
+        if access == Access::Exclusive && held.iter().filter(is_of_reader).any(is_wanted) {
+            return Err(LockError::HeldShared);
+        }
+        let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
+        let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
+        let may_wait = comes_after(&missing);
+        let shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
+        // No keys at all are an error of the request.
+        let is_complete = missing.as_slice().is_empty() && !shared.is_empty();
+        Ok(((!is_complete).then(|| request(missing, may_wait)), shared))
     }
 }
 
 impl HeldLock {
     pub(crate) fn new(guard: LockGuard, on_lost: OnLost) -> Self {
-        let (share, handle) = RequestShare::new(guard);
+        Self::of(RequestShare::new(guard), on_lost)
+    }
+
+    /// Returns the same share for the task of the handler; `None` if the layer does not serve the request any more.
+    pub(super) fn from_handle(handle: LockHandle, on_lost: OnLost) -> Option<Self> {
+        Some(Self::of((handle.request_share()?, handle), on_lost))
+    }
+
+    fn of((share, handle): (Arc<RequestShare>, LockHandle), on_lost: OnLost) -> Self {
         Self {
             share,
             handle,
@@ -159,22 +181,6 @@ impl HeldLock {
             lost: None,
             release: None,
         }
-    }
-
-    /// Returns the same share for the task of the handler; `None` if the layer does not serve the request any more.
-    pub(super) fn from_handle(handle: LockHandle, on_lost: OnLost) -> Option<Self> {
-        Some(Self {
-            share: handle.request_share()?,
-            handle,
-            on_lost,
-            lost: None,
-            release: None,
-        })
-    }
-
-    /// Returns the handle of the lock, by which the handler may give up the share.
-    pub(super) fn handle(&self) -> &LockHandle {
-        &self.handle
     }
 
     /// Returns why the lock was lost, by the report of its lease or by the clock.
@@ -189,6 +195,11 @@ impl HeldLock {
             self.lost = None;
         }
         self.lost_reason()
+    }
+
+    /// Returns whether the release has begun.
+    pub(super) fn is_releasing(&self) -> bool {
+        self.release.is_some()
     }
 
     /// Releases this share, and waits until a majority has confirmed the release.
@@ -233,7 +244,7 @@ mod tests {
         let mut context = Context::from_waker(Waker::noop());
         assert_eq!(held.check_lost(&mut context), None);
         tokio::time::advance(held_for).await;
-        let released = held.handle().release().await;
+        let released = held.handle.release().await;
         assert_eq!(released.is_ok(), held_for < Duration::from_secs(1));
         // The lock would have expired by now.
         tokio::time::advance(Duration::from_secs(1)).await;

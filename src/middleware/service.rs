@@ -16,7 +16,7 @@
 //!   outside that calls again, such as `tower::retry`, does not meet the lock of its last call.
 
 use std::fmt::Debug;
-use std::future::Future;
+use std::future::{self, Future};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -89,7 +89,6 @@ where
             kind: RequestKind::of(&parts),
             tracker: None,
             is_not_started: None,
-            refusal: None,
             locking: None,
             waiting: None,
             is_ready: false,
@@ -124,7 +123,8 @@ where
                 future.inner = Some(self.inner.call(request));
             }
             Err(rejection) => {
-                future.refusal = Some(config.refusals.refuse_request(rejection, &parts));
+                future.locking = Some(Box::pin(future::ready(Err(rejection))));
+                future.waiting = Some((self.inner.clone(), Request::from_parts(parts, body)));
             }
         }
         future
@@ -148,7 +148,6 @@ where
     tracker: Option<Arc<CallTracker>>,
     /// For a handler in a task of its own: set if it found its lock lost and did not start.
     is_not_started: Option<Arc<AtomicBool>>,
-    refusal: Option<Response<Full<Bytes>>>,
     /// Until the lock is acquired. `None` is the outcome if the request is served without it.
     locking: Option<Pin<Box<dyn Future<Output = Result<Option<HeldLock>, Rejection>> + Send>>>,
     /// Until the inner service is called.
@@ -171,9 +170,6 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        if let Some(refusal) = this.refusal.take() {
-            return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
-        }
         if this.ended.is_none() {
             let ended = match catch_unwind(AssertUnwindSafe(|| this.serve(context))) {
                 Ok(served) => match ready!(served) {
@@ -192,11 +188,14 @@ where
         if let Some(mut held) = this.held.take() {
             if let Some(Ok(Ok(response))) = this.ended
                 && config.release_at == ReleaseAt::BodyEnd
-                && has_body(response, this.method)
-                && let Some(Ok(Ok(response))) = this.ended.take()
             {
-                let response = LockBody::hold(response, held, config.await_release);
-                return Poll::Ready(Ok(response));
+                let declared = declared_length(response.headers());
+                if has_body(response, declared, this.method)
+                    && let Some(Ok(Ok(response))) = this.ended.take()
+                {
+                    let response = LockBody::hold(response, declared, held, config.await_release);
+                    return Poll::Ready(Ok(response));
+                }
             }
             // A lock that is not awaited is dropped here and released in the background.
             if config.await_release && held.poll_release(context).is_pending() {
@@ -240,7 +239,7 @@ where
         }
         if let Poll::Ready(Ok(response)) = &mut polled
             && let Some(name) = &self.config.expose_token
-            && let Some(token) = self.held.as_ref().and_then(|held| token_of(held.handle()))
+            && let Some(token) = self.held.as_ref().and_then(|held| token_of(&held.handle))
         {
             response.headers_mut().insert(name, token);
         }
@@ -300,8 +299,7 @@ where
             extensions.remove::<LockHandle>();
             return;
         };
-        let handle = held.handle();
-        LockHandles::from_extensions(extensions).add(handle, config.on_lost);
+        let handle = &held.handle;
         extensions.insert(handle.clone());
         if let Some(is_not_started) = &self.is_not_started {
             extensions.insert(SpawnHandler {
@@ -341,27 +339,35 @@ opaque_debug! {
         S: Service<Request<ReqBody>>,
 }
 
-/// Takes the lock of a request; `None` if the request is served without it.
-async fn lock(
+/// Takes the lock of a request, and adds it to those of the request; `None` if the request is served without it.
+///
+/// Not an `async fn`, which would keep its arguments twice.
+fn lock(
     config: Arc<Config>,
     handles: LockHandles,
     keys: LockKeys,
     options: LockOptions,
-) -> Result<Option<HeldLock>, Rejection> {
+) -> impl Future<Output = Result<Option<HeldLock>, Rejection>> + Send {
     let locking = handles.lock(&config.redlock, keys, options, config.waiters.as_ref());
-    match locking.await {
-        Ok(guard) => Ok(Some(HeldLock::new(guard, config.on_lost))),
-        Err(error @ LockError::Unavailable { .. })
-            if config.on_unavailable == OnUnavailable::Proceed =>
-        {
-            tracing::warn!(%error, "redlock request served WITHOUT its lock");
-            telemetry::unprotected(options.label.unwrap_or(telemetry::UNNAMED));
-            Ok(None)
-        }
-        Err(error) => {
-            let (status, retry_after) = (config.contended_status, config.retry_after);
-            let rejection = Rejection::from_lock_error(error, &options, status, retry_after);
-            Err(rejection)
+    async move {
+        match locking.await {
+            Ok(guard) => {
+                let held = HeldLock::new(guard, config.on_lost);
+                handles.add(&held.handle, config.on_lost);
+                Ok(Some(held))
+            }
+            Err(error @ LockError::Unavailable { .. })
+                if config.on_unavailable == OnUnavailable::Proceed =>
+            {
+                tracing::warn!(%error, "redlock request served WITHOUT its lock");
+                telemetry::unprotected(options.label.unwrap_or(telemetry::UNNAMED));
+                Ok(None)
+            }
+            Err(error) => {
+                let (status, retry_after) = (config.contended_status, config.retry_after);
+                let rejection = Rejection::from_lock_error(error, &options, status, retry_after);
+                Err(rejection)
+            }
         }
     }
 }
@@ -373,7 +379,7 @@ fn token_of(handle: &LockHandle) -> Option<HeaderValue> {
 
 /// Returns whether any frame of the body will be sent, which can wait for the release
 /// (RFC 9110, section 6.4.1).
-fn has_body<B: Body>(response: &Response<B>, method: &Method) -> bool {
+fn has_body<B: Body>(response: &Response<B>, declared: Option<u64>, method: &Method) -> bool {
     let status = response.status();
     let is_forbidden = status.is_informational()
         || status == StatusCode::NO_CONTENT
@@ -381,9 +387,8 @@ fn has_body<B: Body>(response: &Response<B>, method: &Method) -> bool {
         || *method == Method::HEAD
         || (*method == Method::CONNECT && status.is_success());
     let body = response.body();
-    let is_empty = body.is_end_stream()
-        || body.size_hint().exact() == Some(0)
-        || declared_length(response.headers()) == Some(0);
+    let is_empty =
+        body.is_end_stream() || body.size_hint().exact() == Some(0) || declared == Some(0);
     !is_forbidden && !is_empty
 }
 
