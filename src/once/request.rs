@@ -297,12 +297,9 @@ impl ExecuteOnce {
     /// Copies the record of one group to the other, in which the key is free, and returns what is to be answered.
     async fn copied(&self, from: &Arc<Group>, record: Record, to: Execution) -> Decided {
         let left = self.expires_in(from, &record).await;
-        let whole = match record.is_whole() {
-            true => Ok(record.clone()),
-            false => fetch(from, &self.key, &record).await,
-        };
-        let (Some(left), Ok(whole)) = (left, whole) else {
-            // It has expired meanwhile, or its nodes have failed.
+        let whole = self.read(&record).await;
+        let (Some(left), Ok(Some(whole))) = (left, whole) else {
+            // It has expired meanwhile, or its nodes have failed, or all copies are damaged.
             to.release(Effect::NotBegun).await;
             return Decided::Undecided;
         };
@@ -454,6 +451,40 @@ mod tests {
         assert!(redlock.core().layout.groups()[0].queue.is_empty());
         assert_eq!(tasks.num_alive_tasks(), before);
         assert!(redlock.drain(Duration::ZERO).await.is_clean());
+    }
+
+    #[cfg(feature = "test-util")]
+    #[tokio::test(start_paused = true)]
+    async fn a_damaged_record_is_not_copied_to_the_next_group() {
+        use crate::lock::NodeGroup;
+        use crate::test_util::ScriptedNodes;
+
+        let nodes = [ScriptedNodes::new(3), ScriptedNodes::new(3)];
+        let group = |number: usize| {
+            let group = NodeGroup::new().name(number.to_string());
+            group.scripted(&nodes[number])
+        };
+        let builder = || Redlock::builder().node_group(group(0));
+        let present = builder().build().unwrap();
+        let both = builder().moving_to([group(0), group(1)]).build().unwrap();
+        let mut keys = (0..).map(|number: u32| LockKey::from(number.to_string()));
+        let layout = &both.core().layout;
+        let key = keys.find(|key| layout.next_group_of(key).is_some());
+        let key = key.unwrap();
+        let once = present.once(key.clone());
+        let execution = once.acquire().await.unwrap();
+        execution.begin().await.unwrap();
+        let id = ExecutionId::from_random(unguessable());
+        // The digest is that of another body.
+        let record = Record::new(id, once.fingerprint, sha256(b"8"), b"7");
+        assert!(execution.record(&record, DAY).await.is_some());
+        for _ in 0..2 {
+            let again = both.once(key.clone()).acquire().await;
+            assert!(
+                matches!(again, Err(Denied::Decided(Decided::Undecided))),
+                "{again:?}"
+            );
+        }
     }
 
     #[tokio::test]
