@@ -38,7 +38,10 @@ fn main() {
         } else {
             route.route_layer(RedlockLayer::new(redlock, ("account", key::path("id"))))
         };
-        Router::new().route("/accounts/{id}/withdraw", route)
+        // As `axum::serve` does, so that a request does not apply the layer anew.
+        Router::new()
+            .route("/accounts/{id}/withdraw", route)
+            .with_state(())
     });
     let mut granted = 0;
     // Servers that were started just now may not vote yet. Later requests find every connection open.
