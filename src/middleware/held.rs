@@ -126,13 +126,13 @@ impl LockHandles {
             request.into_future()
         };
         let handles = self.to_vec();
+        if handles.is_empty() {
+            return Ok((Some(request(keys, true)), Vec::new()));
+        }
         // With a share of a lost lock, a handler would start without a lock.
         let valid = handles.iter().filter(|handle| handle.is_valid());
         let shares = valid.filter_map(|handle| Some((handle, handle.upgrade().ok()?)));
         let (ours, others): (Vec<_>, Vec<_>) = shares.partition(|(handle, _)| redlock.owns(handle));
-        if ours.is_empty() && others.is_empty() {
-            return Ok((Some(request(keys, true)), Vec::new()));
-        }
         let held: Vec<LockGuard> = ours.into_iter().map(|(_, guard)| guard).collect();
         let comes_after = |wanted: &LockKeys| {
             let held = held.iter().flat_map(LockGuard::keys);
