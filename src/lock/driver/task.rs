@@ -411,3 +411,23 @@ async fn outcome_elsewhere(
         nodes,
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::mem::size_of_val;
+
+    use super::*;
+    use crate::lock::state::tests::granted;
+
+    /// Of a lock that is held, this is all that its task keeps beside what is boxed: it counts for each of many locks.
+    #[tokio::test]
+    async fn future_of_a_held_lock_is_small() {
+        let (state, _guard) = granted("k");
+        let wait = Wait::new(Instant::now(), [], &Arc::default());
+        let (spec, permit) = (Arc::clone(&state.spec), Permit::default());
+        let task = LockTask::new(spec, None, permit, wait, &Span::none()).unwrap();
+        let size = size_of_val(&task.run(None));
+        assert!(size <= 900, "{size} bytes");
+        println!("{size}");
+    }
+}
