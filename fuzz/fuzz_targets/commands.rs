@@ -46,7 +46,7 @@ fuzz_target!(|data: &[u8]| {
         false => name,
     };
     if let Ok(names) = namespace.names(&all, sha256) {
-        let names: Arc<[KeyNames]> = names.into_iter().map(with_shared).collect();
+        let names: Arc<[KeyNames]> = names.iter().cloned().map(with_shared).collect();
         let arguments = arguments(&check.encode(&[request(&names, &op, 1)]));
         for expected in names.iter().flat_map(|name| named(name, &op)) {
             assert!(arguments.contains(&expected));
@@ -76,7 +76,11 @@ fuzz_target!(|data: &[u8]| {
     let intent = (form & 4 == 4).then_some(Duration::from_secs(9));
     let names = |key: &LockKey| match form & 8 {
         8 if !is_shared => namespace.names_with_record(key, intent, sha256).ok(),
-        _ => namespace.names(&key.clone().into(), sha256).ok()?.pop(),
+        _ => namespace
+            .names(&key.clone().into(), sha256)
+            .ok()?
+            .first()
+            .cloned(),
     };
     let names: Vec<KeyNames> = all
         .as_slice()

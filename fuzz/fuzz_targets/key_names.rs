@@ -57,7 +57,7 @@ fn names(namespace: &Namespace, key: &[u8]) -> Option<[Arc<[u8]>; 6]> {
     let names = namespace.names_with_record(&key, retention, sha256);
     let alone = namespace.names(&key.into(), sha256);
     assert_eq!(names.is_ok(), alone.is_ok());
-    let (names, alone) = (names.ok()?, alone.ok()?.pop()?);
+    let (names, alone) = (names.ok()?, alone.ok()?.first().cloned()?);
     assert_eq!((&names.lock, &names.fence), (&alone.lock, &alone.fence));
     let names = namespace.with_shared(names);
     let (record, shared) = (names.record?, names.shared?);

@@ -12,9 +12,11 @@ use libfuzzer_sys::fuzz_target;
 use tower_redlock::FencingToken;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
 use tower_redlock::fuzzing::{NodeRequest, deal};
-use tower_redlock::protocol::message::{Answer, Command, HolderMark, KeyState, Op, Reply, SharedOp};
-use tower_redlock::protocol::round::{ExtendRound, LookRound, RecordRound, ReleaseRound};
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
+use tower_redlock::protocol::message::{
+    Answer, Command, HolderMark, KeyState, Op, Reply, SharedOp,
+};
+use tower_redlock::protocol::round::{ExtendRound, LookRound, RecordRound, ReleaseRound};
 use tower_redlock::protocol::{
     ExecutionId, Fingerprint, LockKey, Namespace, NodeSet, OwnerToken, Quorum, Record,
 };

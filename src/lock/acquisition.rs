@@ -429,9 +429,10 @@ impl LockRequest {
         let (settings, access) = (&core.settings, self.access());
         let (namespace, labels) = (&settings.namespace, span.in_group(group.label.clone()));
         let (names, slot_table): (Arc<[KeyNames]>, _) = match access {
-            Access::Exclusive => (namespace.names(keys, sha256)?.into(), None),
+            Access::Exclusive => (namespace.names(keys, sha256)?, None),
             Access::Shared => {
-                let names = namespace.names(keys, sha256)?.into_iter();
+                let names = namespace.names(keys, sha256)?;
+                let names = names.iter().cloned();
                 let names = names.map(|name| namespace.with_shared(name));
                 (names.collect(), None)
             }

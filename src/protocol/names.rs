@@ -123,14 +123,13 @@ impl Namespace {
         &self,
         keys: &LockKeys,
         digest: impl Fn(&[u8]) -> [u8; 32],
-    ) -> Result<Vec<KeyNames>, KeyError> {
+    ) -> Result<Arc<[KeyNames]>, KeyError> {
         keys.check()?;
-        // With the capacity known, because one key is the usual case.
-        let mut names = Vec::with_capacity(keys.as_slice().len());
-        for key in keys.as_slice() {
-            names.push(self.name(key, &digest)?);
+        match keys.as_slice() {
+            // The usual case, without a list on the way.
+            [key] => Ok(Arc::new([self.name(key, digest)?])),
+            keys => keys.iter().map(|key| self.name(key, &digest)).collect(),
         }
-        Ok(names)
     }
 
     /// Returns the names of one resource that keeps records, and also intents if `intents` is given.

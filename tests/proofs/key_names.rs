@@ -79,8 +79,8 @@ fn digest(key: &[u8]) -> [u8; 32] {
 
 fn names(namespace: &str, key: &[u8]) -> Result<KeyNames, KeyError> {
     let namespace = Namespace::new(namespace).expect("no braces");
-    let mut names = namespace.names(&LockKeys::from(LockKey::from(key)), digest)?;
-    Ok(names.remove(0))
+    let names = namespace.names(&LockKeys::from(LockKey::from(key)), digest)?;
+    Ok(names[0].clone())
 }
 
 proptest! {

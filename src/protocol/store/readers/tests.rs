@@ -35,7 +35,8 @@ impl Node {
         let keys: LockKeys = keys.iter().map(|key| LockKey::from(*key)).collect();
         let namespace = Namespace::default();
         let names = namespace.names(&keys, |_| [0; 32]).unwrap();
-        let names = names.into_iter().map(|name| namespace.with_shared(name));
+        let names = names.iter().cloned();
+        let names = names.map(|name| namespace.with_shared(name));
         let command = Command {
             names: names.collect(),
             owner: OwnerToken::from_random([client; 16]),
