@@ -6,12 +6,9 @@
 //! A process that knows both layouts and locks the key in one group only is like a process that knows only that layout,
 //! so the defects of such a process are those of [`OLD`] beside [`NEW`].
 
-use crate::spec::{Proposals, Role, Spec, Variant};
-use crate::world::{
-    BOTH_HOLDS, CLOCK_ORDER, EXCLUSION, KEPT_ON, LEFT, NEW_HOLDS, OLD_HOLDS, ORDER, RAISED,
-    REFUSED, REVERSED_HOLDS, World,
-};
-use crate::{FAR_MORE, breaks, holds, holds_within};
+use crate::FAR_MORE;
+use crate::spec::{May, Proposals, Role, Spec, Variant};
+use crate::world::*;
 
 /// The most clients, and the most requests of one lease: `ACQUIRE`, three `CONFIRM`s, an extension, the raise, the
 /// release.
@@ -31,15 +28,20 @@ const fn in_groups(groups: &'static [usize]) -> Role {
 }
 
 /// Clients of these roles, with one node in each group, and clocks a tick apart.
-fn moving(clients: &[Role], reaches: &'static [&'static str]) -> Spec {
-    Spec {
+fn moving(clients: &[Role]) -> Spec {
+    let spec = Spec {
         horizon: 4,
-        releases: true,
         present: Some(1),
         promises: &[EXCLUSION, ORDER, CLOCK_ORDER, LEFT],
-        reaches,
         ..Spec::of(clients, Proposals::Clock(1))
-    }
+    };
+    let holds = clients.iter().map(|role| match role.groups {
+        [0] => OLD_HOLDS,
+        [1] => NEW_HOLDS,
+        [0, 1] => BOTH_HOLDS,
+        _ => REVERSED_HOLDS,
+    });
+    spec.may([May::Release]).reaches(holds)
 }
 
 /// There are so many ticks.
@@ -75,156 +77,96 @@ fn of_three(spec: Spec) -> Spec {
 
 #[test]
 fn moving_to_excludes_processes_of_either_layout_and_orders_tokens() {
-    let name = "layouts: 1 of the old, 2 of both";
-    let reaches = &[OLD_HOLDS, BOTH_HOLDS, RAISED, REFUSED];
-    let spec = used_before(lasting(3, moving(&[OLD, BOTH, BOTH], reaches)));
-    holds(name, Moving::<2>::new(spec));
-    let name = "layouts: 2 of both, 1 of the new";
-    let reaches = &[BOTH_HOLDS, NEW_HOLDS, RAISED, REFUSED];
-    let spec = lasting(3, moving(&[BOTH, BOTH, NEW], reaches));
-    holds(name, Moving::<2>::new(spec));
+    let old = used_before(moving(&[OLD, BOTH, BOTH]));
+    for spec in [old, moving(&[BOTH, BOTH, NEW])] {
+        Moving::<2>::holds(lasting(3, spec).reaches([RAISED, REFUSED]));
+    }
 }
 
 #[test]
 fn moving_to_between_groups_of_unequal_size_excludes_and_orders_tokens() {
-    let name = "layouts: from 1 to 3 nodes, 1 of the old, 1 of both";
-    let spec = moving(&[OLD, BOTH], &[OLD_HOLDS, BOTH_HOLDS]);
-    holds(name, Moving::<4>::new(spec));
-    let name = "layouts: from 3 to 1 nodes, 1 of both, 1 of the new";
-    let reaches = &[BOTH_HOLDS, NEW_HOLDS, RAISED, REFUSED];
-    let spec = of_three(lasting(3, moving(&[BOTH, NEW], reaches)));
-    holds(name, Moving::<4>::new(spec));
+    Moving::<4>::holds(moving(&[OLD, BOTH]));
+    let spec = of_three(lasting(3, moving(&[BOTH, NEW])));
+    Moving::<4>::holds(spec.reaches([RAISED, REFUSED]));
 }
 
 #[test]
 fn moving_to_with_extensions_and_repeated_requests_excludes_and_orders_tokens() {
-    let name = "layouts: 1 of both, 1 of the new, an extension";
-    let reaches = &[BOTH_HOLDS, NEW_HOLDS, KEPT_ON, RAISED, REFUSED];
-    let spec = extended(moving(&[BOTH, NEW], reaches));
-    holds(name, Moving::<2>::new(spec));
-    let name = "layouts: 1 of both, 1 of the new, a repeated ACQUIRE";
-    let spec = moving(&[BOTH, NEW], &[BOTH_HOLDS, NEW_HOLDS, RAISED, REFUSED]);
-    let repeated = spec.with(|it| {
+    let spec = || moving(&[BOTH, NEW]).reaches([RAISED, REFUSED]);
+    Moving::<2>::holds(extended(spec()).reaches([KEPT_ON]));
+    Moving::<2>::holds(spec().with(|it| {
         it.duplicates = 1;
         // A request that is repeated may come after the release.
         it.promises = &[EXCLUSION, ORDER, CLOCK_ORDER];
-    });
-    holds(name, Moving::<2>::new(repeated));
+    }));
 }
 
 /// With a client of both between them, the wait exceeds the ttl by what clocks differ and by one for each grant, because
 /// fences count ticks here.
 #[test]
 fn layouts_one_after_the_other_exclude_and_order_tokens_after_the_wait() {
-    let name = "layouts: 1 of the old, 1 of the new after the ttl, clocks a tick apart";
-    let spec = waiting(2, moving(&[OLD, NEW], &[OLD_HOLDS, NEW_HOLDS]));
-    holds(name, Moving::<2>::new(spec));
-    let of_all = |reaches| moving(&[OLD, BOTH, NEW], reaches);
-    let name = "layouts: 1 of the old, 1 of both, 1 of the new after a wait";
-    let longer = lasting(5, of_all(&[OLD_HOLDS, BOTH_HOLDS, NEW_HOLDS]));
-    holds(name, Moving::<2>::new(waiting(4, longer)));
-    let name = "layouts: 1 of the old, 1 of both, 1 of the new after the ttl";
-    let spec = of_all(&[OLD_HOLDS, BOTH_HOLDS, NEW_HOLDS, RAISED]);
-    holds(name, Moving::<2>::new(unequal(waiting(2, spec))));
+    Moving::<2>::holds(waiting(2, moving(&[OLD, NEW])));
+    let of_all = || moving(&[OLD, BOTH, NEW]);
+    Moving::<2>::holds(waiting(4, lasting(5, of_all())));
+    let spec = unequal(waiting(2, of_all()));
+    Moving::<2>::holds(spec.reaches([RAISED]));
 }
 
 /// As for the way back, while other processes still go forward.
 #[test]
 fn layouts_locked_in_opposite_orders_exclude_and_order_tokens() {
-    let name = "layouts: 1 of the old, 1 reversed";
-    let spec = moving(
-        &[OLD, REVERSED],
-        &[OLD_HOLDS, REVERSED_HOLDS, RAISED, REFUSED],
-    );
-    holds(name, Moving::<2>::new(spec));
-    let name = "layouts: 1 of both, 1 reversed";
-    let spec = moving(&[BOTH, REVERSED], &[BOTH_HOLDS, REVERSED_HOLDS, REFUSED]);
-    holds(name, Moving::<2>::new(spec));
+    Moving::<2>::holds(moving(&[OLD, REVERSED]).reaches([RAISED, REFUSED]));
+    Moving::<2>::holds(moving(&[BOTH, REVERSED]).reaches([REFUSED]));
 }
 
 #[test]
 fn layouts_without_a_process_of_both_disagree_if_they_do_not_wait_for_long_enough() {
-    let finds = |name, spec, promise| breaks(name, Moving::<2>::new(spec), &[promise]);
-    let together = || moving(&[OLD, NEW], &[]);
-    finds("layouts: old and new together", together(), EXCLUSION);
-    let name = "layouts: the wait is a tick short";
-    finds(name, waiting(1, together()), EXCLUSION);
-    let name = "layouts: the wait is shorter than max_hold and the ttl";
-    finds(name, waiting(2, extended(together())), EXCLUSION);
-    let name = "layouts: clocks differ by the wait";
+    let finds = |spec, promise| Moving::<2>::breaks(Variant::Shipped, spec, promise);
+    let together = || moving(&[OLD, NEW]);
+    finds(together(), &[EXCLUSION]);
+    // A tick short.
+    finds(waiting(1, together()), &[EXCLUSION]);
+    // Shorter than `max_hold` and the ttl.
+    finds(waiting(2, extended(together())), &[EXCLUSION]);
+    // No longer than what clocks differ by.
     let skewed = together().with(|it| it.proposals = Proposals::Clock(2));
-    finds(name, waiting(2, skewed), CLOCK_ORDER);
+    finds(waiting(2, skewed), &[CLOCK_ORDER]);
 }
 
 #[test]
 fn wrong_rules_of_moving_to_are_found() {
-    let finds = |name, variant, spec: Spec, promise| {
-        let spec = spec.with(|it| it.variant = variant);
-        breaks(name, Moving::<2>::new(spec), &[promise]);
-    };
-    let (old, new) = (|| moving(&[OLD, BOTH], &[]), || moving(&[BOTH, NEW], &[]));
-    let reversed = moving(&[OLD, REVERSED], &[]);
-    let first = Variant::CountsFirstGroup;
-    finds("layouts: the old group is enough", first, new(), EXCLUSION);
-    finds(
-        "layouts: the new group is enough",
-        first,
-        reversed,
-        EXCLUSION,
-    );
-    let name = "layouts: validity of the last group";
-    finds(name, Variant::ForgetsFirstValidity, old(), EXCLUSION);
-    let name = "layouts: the first group is kept";
-    finds(name, Variant::KeepsFirstGroup, new(), LEFT);
-    let name = "layouts: no raise, the token of the first group";
-    finds(name, Variant::NeverRaises, new(), ORDER);
-    let name = "layouts: no raise, the higher token";
-    finds(name, Variant::RaisesAlone, used_before(old()), ORDER);
-    let name = "layouts: each group by the clock";
-    finds(name, Variant::ProposesItsClock, new(), ORDER);
-    let name = "layouts: each group by the clock, no raise";
-    finds(name, Variant::KeepsTokensApart, new(), ORDER);
+    let finds = Moving::<2>::breaks;
+    let (old, new) = (|| moving(&[OLD, BOTH]), || moving(&[BOTH, NEW]));
+    finds(Variant::CountsFirstGroup, new(), &[EXCLUSION]);
+    let reversed = moving(&[OLD, REVERSED]);
+    finds(Variant::CountsFirstGroup, reversed, &[EXCLUSION]);
+    finds(Variant::ForgetsFirstValidity, old(), &[EXCLUSION]);
+    finds(Variant::KeepsFirstGroup, new(), &[LEFT]);
+    finds(Variant::NeverRaises, new(), &[ORDER]);
+    finds(Variant::RaisesAlone, used_before(old()), &[ORDER]);
+    finds(Variant::ProposesItsClock, new(), &[ORDER]);
+    finds(Variant::KeepsTokensApart, new(), &[ORDER]);
 }
 
 #[test]
 #[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_layouts_hold_too_when_asked_for() {
-    let name = "layouts: 1 of the old, 2 of both, longer";
-    let spec = moving(&[OLD, BOTH, BOTH], &[OLD_HOLDS, BOTH_HOLDS]);
-    holds(name, Moving::<2>::new(spec));
-    let name = "layouts: 2 of both, 1 of the new, longer";
-    let spec = moving(&[BOTH, BOTH, NEW], &[BOTH_HOLDS, NEW_HOLDS]);
-    holds(name, Moving::<2>::new(spec));
-    let name = "layouts: 1 of both, 2 of the new";
-    let spec = moving(&[BOTH, NEW, NEW], &[BOTH_HOLDS, NEW_HOLDS]);
-    holds(name, Moving::<2>::new(spec));
-    let name = "layouts: 3 of both";
-    holds(name, Moving::<2>::new(moving(&[BOTH; 3], &[BOTH_HOLDS])));
-    let name = "layouts: 1 of the old, 1 of both, 1 reversed";
-    let reaches = &[OLD_HOLDS, BOTH_HOLDS, REVERSED_HOLDS];
-    let spec = moving(&[OLD, BOTH, REVERSED], reaches);
-    holds(name, Moving::<2>::new(spec));
-    let name = "layouts: 1 of the old, 1 of both, 1 of the new after a wait, an extension";
-    let spec = moving(&[OLD, BOTH, NEW], &[OLD_HOLDS, BOTH_HOLDS, NEW_HOLDS]);
-    let spec = unequal(waiting(4, extended(lasting(6, spec))));
-    holds(name, Moving::<2>::new(spec));
+    Moving::<2>::holds(moving(&[OLD, BOTH, BOTH]));
+    Moving::<2>::holds(moving(&[BOTH, BOTH, NEW]));
+    Moving::<2>::holds(moving(&[BOTH, NEW, NEW]));
+    Moving::<2>::holds(moving(&[BOTH; 3]));
+    Moving::<2>::holds(moving(&[OLD, BOTH, REVERSED]));
+    let spec = lasting(6, moving(&[OLD, BOTH, NEW]));
+    Moving::<2>::holds(unequal(waiting(4, extended(spec))));
 }
 
 #[test]
 #[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_layouts_of_more_nodes_hold_too_when_asked_for() {
-    let old = || moving(&[OLD, BOTH], &[OLD_HOLDS, BOTH_HOLDS]);
-    let new = || moving(&[BOTH, NEW], &[BOTH_HOLDS, NEW_HOLDS]);
-    let two = || moving(&[BOTH; 2], &[BOTH_HOLDS]);
-    let name = "layouts: from 3 to 1 nodes, 1 of the old, 1 of both";
-    holds(name, Moving::<4>::new(of_three(old())));
-    let name = "layouts: from 1 to 3 nodes, 1 of both, 1 of the new";
-    holds(name, Moving::<4>::new(new()));
-    let name = "layouts: from 3 to 1 nodes, 2 of both";
-    holds(name, Moving::<4>::new(of_three(two())));
-    let name = "layouts: from 1 to 3 nodes, 2 of both";
-    holds(name, Moving::<4>::new(two()));
-    let name = "layouts: from 3 to 3 nodes, 1 of the old, 1 of both";
-    let spec = of_three(old());
-    holds_within(FAR_MORE, name, Moving::<6>::new(spec));
+    let old = || moving(&[OLD, BOTH]);
+    Moving::<4>::holds(of_three(old()));
+    Moving::<4>::holds(moving(&[BOTH, NEW]));
+    Moving::<4>::holds(of_three(moving(&[BOTH; 2])));
+    Moving::<4>::holds(moving(&[BOTH; 2]));
+    Moving::<6>::holds(of_three(old()).within(FAR_MORE));
 }

@@ -42,13 +42,14 @@
 //! trace goes wrong. Not modelled at all: how servers are asked what the restart guard's rules need
 //! to know, clients' clocks that disagree, and hand-over.
 
-use std::fmt::Debug;
-use std::hash::Hash;
 use std::io::{self, Write};
-use std::num::NonZero;
+use std::panic::Location;
 
 use stateright::{Checker, Expectation, HasDiscoveries, Model};
 use tokio::time::Instant;
+
+use crate::spec::{Spec, Variant};
+use crate::world::World;
 
 mod layouts;
 mod leases;
@@ -61,103 +62,79 @@ mod timed;
 mod tokens;
 mod world;
 
-/// What a model must be to be explored.
-trait Explored:
-    Model<
-        State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
-        Action: Clone + Debug + PartialEq + Send + Sync,
-    > + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<M> Explored for M
-where
-    M: Model + Send + Sync + 'static,
-    M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
-    M::Action: Clone + Debug + PartialEq + Send + Sync,
-{
-}
-
-/// Explores every state; panics with a trace where a property does not hold.
-fn holds(name: &str, model: impl Explored) {
-    explore(name, model, None);
-}
-
-/// Explores only so many states, counting those met again; panics like [`holds`].
-fn holds_within(states: usize, name: &str, model: impl Explored) {
-    explore(name, model, NonZero::new(states));
-}
-
-fn explore<M: Explored>(name: &str, model: M, bound: Option<NonZero<usize>>) {
-    let began = Instant::now();
-    let mut checker = model.checker().finish_when(HasDiscoveries::AnyFailures);
-    if let Some(states) = bound {
-        checker = checker.target_state_count(states.get());
-    }
-    let checker = checker.spawn_bfs().join();
-    // A bound that was not reached left nothing out.
-    let stopped = bound.is_some_and(|states| checker.state_count() >= states.get());
-    let extent = if stopped { "bounded" } else { "all" };
-    report(
-        name,
-        extent,
-        checker.unique_state_count(),
-        checker.max_depth(),
-        began,
-    );
-    let discoveries = checker.discoveries();
-    let (reached, forbidden): (Vec<_>, Vec<_>) = checker
-        .model()
-        .properties()
-        .into_iter()
-        .partition(|property| property.expectation == Expectation::Sometimes);
-    // What is violated comes first: what was not reached by then says nothing.
-    for property in forbidden {
-        if let Some(path) = discoveries.get(property.name) {
-            panic!("{name}: violated: {}\n{path}", property.name);
+impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
+    /// Explores what the spec bounds; panics with a trace where a promise does not hold.
+    #[track_caller]
+    fn holds(spec: Spec) {
+        let (caller, began) = (Location::caller(), Instant::now());
+        let bound = spec.bound;
+        let checker = Self::new(spec).checker();
+        let mut checker = checker.finish_when(HasDiscoveries::AnyFailures);
+        if let Some(states) = bound {
+            checker = checker.target_state_count(states.get());
+        }
+        let checker = checker.spawn_bfs().join();
+        // A bound that was not reached left nothing out.
+        let stopped = bound.is_some_and(|states| checker.state_count() >= states.get());
+        let extent = if stopped { "bounded" } else { "all" };
+        let states = with_commas(checker.unique_state_count());
+        let row = format!("| {extent} | {states} | {} |", checker.max_depth());
+        let known = PAGE.lines().find(|line| line.contains(&row));
+        let known = known.map(|line| line.trim_start_matches("//! "));
+        report(caller, known.unwrap_or(&row), began);
+        let discoveries = checker.discoveries();
+        let properties = checker.model().properties();
+        let (reached, forbidden): (Vec<_>, Vec<_>) = properties
+            .iter()
+            .partition(|property| property.expectation == Expectation::Sometimes);
+        // What is violated comes first: what was not reached by then says nothing.
+        for property in forbidden {
+            if let Some(path) = discoveries.get(property.name) {
+                panic!("violated: {}\n{path}", property.name);
+            }
+        }
+        for property in reached {
+            let found = discoveries.contains_key(property.name);
+            assert!(found, "never: {}", property.name);
+        }
+        if known.is_none() {
+            let lacks = format!("{caller}: the documentation of `protocol` does not have: {row}");
+            assert!(mode("rows"), "{lacks}");
+            say(&lacks);
         }
     }
-    for property in reached {
-        let found = discoveries.contains_key(property.name);
-        assert!(found, "{name}: never: {}", property.name);
-    }
-    let row = format!(
-        "| {extent} | {} | {} |",
-        with_commas(checker.unique_state_count()),
-        checker.max_depth()
-    );
-    if !PAGE.contains(&row) {
-        let lacks = format!("{name}: the documentation of `protocol` does not have: {row}");
-        assert!(mode("rows"), "{lacks}");
-        say(&lacks);
-    }
-}
 
-/// Explores until one of the properties is violated; panics if none is.
-fn breaks<M: Explored>(name: &str, model: M, properties: &[&'static str]) {
-    let began = Instant::now();
-    let any = properties.iter().copied().collect();
-    let finish = HasDiscoveries::AnyOf(any);
-    let checker = model.checker().finish_when(finish).spawn_bfs().join();
-    let discoveries = checker.discoveries();
-    let found = properties
-        .iter()
-        .find_map(|property| discoveries.get(property));
-    let Some(path) = found else {
-        panic!("{name}: none of {properties:?} is violated, so the model misses the defect");
-    };
-    let steps = path.clone().into_actions();
-    report(
-        name,
-        "found",
-        checker.unique_state_count(),
-        steps.len(),
-        began,
-    );
-    if mode("traces") {
-        say(&format!("{name}: {steps:#?}"));
+    /// Explores until each of these promises is broken; panics if one is not.
+    #[track_caller]
+    fn breaks(variant: Variant, spec: Spec, promises: &'static [&'static str]) {
+        let (caller, began) = (Location::caller(), Instant::now());
+        let spec = Spec {
+            variant,
+            promises,
+            reaches: Vec::new(),
+            ..spec
+        };
+        let checker = Self::new(spec).checker().spawn_bfs().join();
+        let discoveries = checker.discoveries();
+        let states = with_commas(checker.unique_state_count());
+        report(
+            caller,
+            &format!("{variant:?} found in {states} states"),
+            began,
+        );
+        for promise in promises {
+            let Some(path) = discoveries.get(promise) else {
+                panic!("{variant:?} does not violate: {promise}; so the model misses the defect");
+            };
+            let steps = path.clone().into_actions();
+            say(&format!(
+                "model: {caller}: {} steps to: not {promise}",
+                steps.len()
+            ));
+            if mode("traces") {
+                say(&format!("{steps:#?}"));
+            }
+        }
     }
 }
 
@@ -172,11 +149,9 @@ fn with_commas(number: usize) -> String {
 }
 
 /// Says what was explored; a run has no random choices, so the figures are always the same.
-fn report(name: &str, extent: &str, states: usize, depth: usize, began: Instant) {
+fn report(caller: &Location<'_>, explored: &str, began: Instant) {
     let seconds = began.elapsed().as_secs_f32();
-    say(&format!(
-        "model: {name}: {extent}, {states} states, depth {depth}, {seconds:.1} s"
-    ));
+    say(&format!("model: {caller}: {explored} {seconds:.1} s"));
 }
 
 /// Says something past the capture of the test harness: the numbers are part of the result.

@@ -19,8 +19,7 @@ const NOW: Duration = Duration::ZERO;
 impl Nodes {
     /// The outcome of the execution of this client.
     pub(crate) fn record(&self, of: u8) -> Record {
-        let is_large = self.once.is_some_and(|once| once.large);
-        let bytes = if is_large { Record::MAX_INLINE } else { 1 };
+        let bytes = if self.is_large { Record::MAX_INLINE } else { 1 };
         let execution = ExecutionId::from_random([of; 16]);
         Record::new(execution, fingerprint(), [of; 32], &vec![of; bytes])
     }
@@ -34,7 +33,7 @@ impl Nodes {
 
     /// A node with a record answers that whatever it is asked, so what else it has is not told apart.
     pub(crate) fn forget_beside_record(&self, node: &mut Store) -> Kept {
-        if self.once.is_none() {
+        if !self.executes {
             return Kept::default();
         }
         let record = self.looked_up(node);

@@ -15,7 +15,7 @@ use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
 
 use crate::leases::{Heard, Words};
 use crate::requests::{self, names_with_record};
-use crate::spec::{Executions, Spec, Variant};
+use crate::spec::{May, Spec, Variant};
 
 /// No fence is ever forgotten within the time of a model.
 pub(crate) const RETENTION: Duration = Duration::from_secs(1_000_000);
@@ -93,8 +93,9 @@ pub(crate) struct Kept {
 pub(crate) struct Nodes {
     pub(crate) words: Arc<Words>,
     variant: Variant,
-    /// How executions are recorded, if the clients execute.
-    pub(crate) once: Option<Executions>,
+    /// Whether the clients execute, and whether outcomes are large.
+    pub(crate) executes: bool,
+    pub(crate) is_large: bool,
     pub(crate) owners: Vec<OwnerToken>,
     /// Per client the names of its keys.
     names: Vec<Arc<[KeyNames]>>,
@@ -110,8 +111,8 @@ impl Nodes {
     pub(crate) fn new(spec: &Spec) -> Self {
         let namespace = Namespace::default();
         let name = |keys: &[u8]| -> Arc<[KeyNames]> {
-            if let Some(once) = spec.once {
-                return [names_with_record(&namespace, once.intents)].into();
+            if spec.has(May::Execute) {
+                return [names_with_record(&namespace, spec.has(May::Intend))].into();
             }
             let keys: LockKeys = keys.iter().map(|key| format!("key{key}")).collect();
             let names = namespace.names(&keys, |_| [0; 32]).expect("plain names");
@@ -120,14 +121,15 @@ impl Nodes {
         };
         let sets: Vec<&[u8]> = spec.clients.iter().map(|role| role.keys).collect();
         let sets = [&sets[..], &[&[0]]].concat();
-        let owner = |client| match spec.once {
-            Some(_) => requests::once(true).owner([client; 16]),
-            None => OwnerToken::from_random([client; 16]),
+        let owner = |client| match spec.has(May::Execute) {
+            true => requests::once(true).owner([client; 16]),
+            false => OwnerToken::from_random([client; 16]),
         };
         Self {
             words: Words::new(),
             variant: spec.variant,
-            once: spec.once,
+            executes: spec.has(May::Execute),
+            is_large: spec.has(May::BeLarge),
             owners: (0_u8..).take(sets.len()).map(owner).collect(),
             names: sets.iter().map(|set| name(set)).collect(),
             single: sets

@@ -1,11 +1,14 @@
 //! How large a model is, what may go wrong in it, what is done wrong on purpose, and what is asked of it.
 
+use std::num::NonZero;
+
 use tower_redlock::protocol::lease::Access;
 
 /// What is done wrong on purpose; all else is shared with the run of the shipped protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Variant {
     /// Nothing: the protocol as it is shipped.
+    #[default]
     Shipped,
     /// T1: the second phase counts every node that still has the key, whatever its fence.
     CountsEveryOk,
@@ -108,9 +111,10 @@ pub(crate) enum Fault {
 }
 
 /// How a node that lost its memory is kept from voting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Guard {
     /// Every client knows at once.
+    #[default]
     Noticed,
     /// The node itself stays out, as with a delayed restart.
     Delayed,
@@ -119,9 +123,10 @@ pub(crate) enum Guard {
 }
 
 /// Which numbers clients propose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Proposals {
     /// None: the locks have no token.
+    #[default]
     None,
     /// Any from 1 to this.
     UpTo(u8),
@@ -161,30 +166,40 @@ impl Role {
     }
 }
 
-/// What requests may do whose outcome is recorded.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Executions {
-    /// Whether another lease repairs for one that executed and could not record.
-    pub(crate) retry: bool,
-    /// Whether no lock vanishes by itself: all nodes are healthy, and every lease is renewed.
-    pub(crate) calm: bool,
-    /// Whether a record that is decided is sent to more nodes.
-    pub(crate) top_up: bool,
-    /// Whether nodes keep intents, so that at most one executes.
-    pub(crate) intents: bool,
-    /// Whether beginning to execute is a step of its own, before which a client goes on hearing answers.
-    pub(crate) begins: bool,
-    /// Whether a client may begin so late that its lease asks all nodes once more before.
-    pub(crate) late: bool,
-    /// Whether clients may go at any time, also between the beginning and the outcome, which are then steps of their own.
-    pub(crate) leaves: bool,
-    /// Whether outcomes are so large that nodes answer with their heads, and the rest is read, or cannot be.
-    pub(crate) large: bool,
-    /// How many nodes must have a record for it to count as decided, if that is more than a majority.
-    pub(crate) copies: usize,
+/// What may happen besides, or may be relied on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum May {
+    /// Clients give up waiting for single answers and act on what they have.
+    GiveUp,
+    /// Holders write to a storage that checks tokens.
+    Store,
+    /// Clients release, or give up, at any time.
+    Release,
+    /// Lives are whole.
+    Live,
+    /// They go on until they are settled: answers to releases are heard.
+    Settle,
+    /// The clients are requests whose outcome is recorded; the last of them only repairs for another.
+    Execute,
+    /// Another lease repairs for one that executed and could not record.
+    Repair,
+    /// No lock vanishes by itself: all nodes are healthy, and every lease is renewed.
+    KeepLocks,
+    /// A record that is decided is sent to more nodes.
+    TopUp,
+    /// Nodes keep intents, so that at most one executes.
+    Intend,
+    /// Beginning to execute is a step of its own, before which a client goes on hearing answers.
+    Wait,
+    /// A client begins so late that its lease asks all nodes once more before.
+    BeginLate,
+    /// Clients go at any time, also between the beginning and the outcome, which are then steps of their own.
+    Leave,
+    /// Outcomes are so large that nodes answer with their heads, and the rest is read, or cannot be.
+    BeLarge,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Spec {
     pub(crate) variant: Variant,
     pub(crate) clients: Vec<Role>,
@@ -205,16 +220,7 @@ pub(crate) struct Spec {
     /// How long a node that lost its memory stays out; 0 for no guard.
     pub(crate) window: u8,
     pub(crate) guard: Guard,
-    /// Whether clients give up waiting for single answers and act on what they have.
-    pub(crate) timeouts: bool,
-    /// Whether holders write to a storage that checks tokens.
-    pub(crate) storage: bool,
-    /// Whether clients release, or give up, at any time.
-    pub(crate) releases: bool,
-    /// Whether lives are whole.
-    pub(crate) lives: bool,
-    /// Whether they go on until they are settled: answers to releases are heard.
-    pub(crate) settles: bool,
+    pub(crate) may: Vec<May>,
     /// How many of the nodes belong to the first group, if not all; the others belong to the second.
     pub(crate) present: Option<usize>,
     /// The fences that earlier holders left in the two groups.
@@ -224,42 +230,43 @@ pub(crate) struct Spec {
     /// For how long clients of the second group alone wait after those of the first alone began for the last time;
     /// otherwise all may begin at any time.
     pub(crate) wait: Option<u8>,
-    /// Whether the clients are requests whose outcome is recorded; the last of them only repairs for another.
-    pub(crate) once: Option<Executions>,
+    /// How many nodes must have a record for it to count as decided, if that is more than a majority.
+    pub(crate) copies: usize,
     /// What is to hold in every state.
     pub(crate) promises: &'static [&'static str],
     /// What is to happen in some state.
-    pub(crate) reaches: &'static [&'static str],
+    pub(crate) reaches: Vec<&'static str>,
+    /// How many states are explored, counting those met again, if not all.
+    pub(crate) bound: Option<NonZero<usize>>,
 }
 
 impl Spec {
     pub(crate) fn of(clients: &[Role], proposals: Proposals) -> Self {
         Self {
-            variant: Variant::Shipped,
             clients: clients.to_vec(),
             proposals,
-            horizon: 0,
-            duplicates: 0,
-            extensions: 0,
-            extends: &[],
-            faults: 0,
             kinds: &[Fault::Flush],
-            jumps: 0,
-            window: 0,
-            guard: Guard::Noticed,
-            timeouts: false,
-            storage: false,
-            releases: false,
-            lives: false,
-            settles: false,
-            present: None,
-            fences: [0; GROUPS],
-            max_hold: 0,
-            wait: None,
-            once: None,
-            promises: &[],
-            reaches: &[],
+            ..Self::default()
         }
+    }
+
+    pub(crate) fn may(mut self, also: impl IntoIterator<Item = May>) -> Self {
+        self.may.extend(also);
+        self
+    }
+
+    pub(crate) fn reaches(mut self, also: impl IntoIterator<Item = &'static str>) -> Self {
+        self.reaches.extend(also);
+        self
+    }
+
+    pub(crate) fn has(&self, what: May) -> bool {
+        self.may.contains(&what)
+    }
+
+    /// Explores the nearest of its states only.
+    pub(crate) fn within(self, states: usize) -> Self {
+        self.with(|it| it.bound = NonZero::new(states))
     }
 
     /// The same with a change.
@@ -295,6 +302,6 @@ impl Spec {
 
     /// Whether what makes no difference any more is forgotten while time passes.
     pub(crate) fn is_lossy(&self) -> bool {
-        self.releases && !self.lives
+        self.has(May::Release) && !self.has(May::Live)
     }
 }

@@ -28,7 +28,7 @@ use crate::leases::{
     self, BEGIN, Call, Heard, Leases, Step, Told, keep_old_answers, sorting, tick_after,
 };
 use crate::space::{Memo, Nodes, RETENTION, acquire, ticks};
-use crate::spec::{Fault, GROUPS, Proposals, Spec, Variant};
+use crate::spec::{Fault, GROUPS, May, Proposals, Spec, Variant};
 use crate::world::guard::{Generation, OLD};
 use crate::world::moving::Moved;
 use crate::world::once::{Executed, Execution, NODE_TIMEOUT};
@@ -215,7 +215,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let rivals = spec.clients.iter().enumerate().map(|(me, mine)| {
             let others = spec.clients.iter().enumerate();
             let meets = |other: &[u8]| other.iter().any(|key| mine.keys.contains(key));
-            let orders = spec.is_fenced() && !spec.moves() && spec.once.is_none();
+            let orders = spec.is_fenced() && !spec.moves() && !spec.has(May::Execute);
             others
                 .filter(|(other, theirs)| orders && *other != me && meets(theirs.keys))
                 .fold(0, |bits, (other, _)| bits | 1 << other)
@@ -274,7 +274,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let op = me.locks[self.group_of(node)].of.asked[call];
         let compares = self.spec.window > 0 && self.spec.variant != Variant::NoCompare;
         let is_foreign = column.links[client].sent[call] != column.generation.id;
-        if compares && is_foreign && !(self.spec.releases && self.is_release(op)) {
+        if compares && is_foreign && !(self.spec.has(May::Release) && self.is_release(op)) {
             return (column.store, Heard::FAILED);
         }
         let (store, heard) = self.nodes.execute(column.store, client, op, state.now);
@@ -347,11 +347,11 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         me.locks[group].began = state.now;
         me.locks[group].until = state.now + role.ttl;
         // A lease only passes its proposal on, so all may be told the same one, and the request has the other.
-        let is_told = !self.spec.moves() && self.spec.once.is_none();
+        let is_told = !self.spec.moves() && !self.spec.has(May::Execute);
         let told = if is_told { proposal } else { 1 };
         let spec = LeaseSpec {
             access: role.access,
-            renews: self.spec.lives && client == 0,
+            renews: self.spec.has(May::Live) && client == 0,
             is_partial: role.groups.len() > 1,
             ..leases::spec(role.ttl, self.spec.is_fenced().then_some(told))
         };
@@ -379,10 +379,10 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let extends = leases.of(lease, Lease::is_extending);
         let last = u8::try_from(leases.of(lease, Lease::number)).expect("few requests");
         // Of the current request only: what does not count is not listened to.
-        let executes = self.spec.once.is_some();
+        let executes = self.spec.has(May::Execute);
         let gives_up = match extends && !executes {
             true => self.spec.is_timed() && !self.spec.moves(),
-            false => self.spec.timeouts,
+            false => self.spec.has(May::GiveUp),
         };
         let mut answers = Vec::new();
         for (node, column) in (0_u8..).zip(&state.nodes[self.members(group)]) {
@@ -423,7 +423,8 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         };
         let answers = self.answers(state, client, group);
         let mut steps = leases.decisions(lease, answers, now).to_vec();
-        let has_timer = self.spec.lives || !self.spec.releases && me.stage >= Stage::Holding;
+        let has_timer =
+            self.spec.has(May::Live) || !self.spec.has(May::Release) && me.stage >= Stage::Holding;
         if has_timer && leases.is_due(lease, now) {
             steps.push(leases.handle(lease, Input::TimedOut, now));
         }
@@ -439,7 +440,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             Event::NotExtended { .. } | Event::Lost(_) => !self.spec.is_timed(),
             _ => false,
         };
-        steps.retain(|step| self.spec.releases || !step.events.iter().any(is_stop));
+        steps.retain(|step| self.spec.has(May::Release) || !step.events.iter().any(is_stop));
         steps
     }
 
@@ -497,24 +498,24 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         }
         let is_settled = self.leases[group].of(step.lease, Lease::is_settled);
         let holds_none = |lease: &Lease| lease.may_hold().is_empty();
-        if self.spec.lives && is_settled && self.leases[group].of(step.lease, holds_none) {
+        if self.spec.has(May::Live) && is_settled && self.leases[group].of(step.lease, holds_none) {
             let mut stores = state.nodes.iter().map(|column| column.store);
             state.settled_too_early |= stores.any(|store| self.has(store, client, state.now));
         }
         let me = &mut state.clients[client];
-        let goes_on = self.spec.settles && !is_settled;
+        let goes_on = self.spec.has(May::Settle) && !is_settled;
         if me.stage == Stage::Refused || me.stage == Stage::Gone && !goes_on {
             me.locks[group].of.lease = 0;
         }
         if let Some(request) = &step.request
-            && (self.spec.releases || me.stage != Stage::Refused)
+            && (self.spec.has(May::Release) || me.stage != Stage::Refused)
         {
             self.send(state, client, group, step.op, request);
         }
     }
 
     fn on_event(&self, state: &mut State<N, C, K>, client: usize, group: usize, event: &Event) {
-        if self.spec.once.is_some() {
+        if self.spec.has(May::Execute) {
             return self.on_execution(state, client, event);
         }
         let me = &mut state.clients[client];
@@ -548,7 +549,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 lock.until = 0;
             }
             Event::Refused(_) | Event::TooLate { .. } if !self.spec.moves() => {
-                me.stage = match self.spec.releases {
+                me.stage = match self.spec.has(May::Release) {
                     true => Stage::Gone,
                     false => Stage::Refused,
                 };
@@ -575,7 +576,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         op: u8,
         request: &LeaseRequest,
     ) {
-        if self.spec.once.is_some() {
+        if self.spec.has(May::Execute) {
             return self.on_request(state, client, request);
         }
         let is_release = self.is_release(op);
@@ -589,7 +590,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             link.sent[call] = link.known;
             if is_release && self.spec.moves() {
                 link.calls[call].stand();
-            } else if is_release && !self.spec.settles {
+            } else if is_release && !self.spec.has(May::Settle) {
                 link.calls[call].deafen();
             } else if !is_release && (link.known == 0 || state.now < link.from) {
                 link.calls[call] = Call::None;
@@ -786,7 +787,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         }
         let lock = &mut me.locks[0];
         let keeps = !self.spec.extends.is_empty()
-            || self.spec.lives
+            || self.spec.has(May::Live)
             || self.spec.variant == Variant::IgnoresValidity;
         let is_done = me.stage > Stage::Acquiring && me.stage != Stage::Gone;
         if is_done && !keeps && !self.spec.moves() {
@@ -801,7 +802,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             Stage::Lost => !extends(),
             stage => stage == Stage::Extended,
         };
-        if is_over && !self.spec.releases {
+        if is_over && !self.spec.has(May::Release) {
             lock.of.lease = 0;
         }
     }
@@ -810,11 +811,11 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     fn may_begin(&self, state: &State<N, C, K>, client: usize) -> bool {
         let spec = &self.spec;
         // The first may extend.
-        let is_unlike = spec.releases && (!spec.extends.is_empty() || spec.lives);
+        let is_unlike = spec.has(May::Release) && (!spec.extends.is_empty() || spec.has(May::Live));
         let before = client.checked_sub(1);
         let before = before.filter(|before| {
             let is_alike = spec.clients[*before] == spec.clients[client];
-            !spec.releases || is_alike && *before >= usize::from(is_unlike)
+            !spec.has(May::Release) || is_alike && *before >= usize::from(is_unlike)
         });
         let waits = before.is_some_and(|before| state.clients[before].stage < Stage::Acquiring);
         !waits && self.is_admitted(state, client) && !self.only_repairs(client)
@@ -872,7 +873,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             }
         }
         let is_live = matches!(me.stage, Stage::Acquiring | Stage::Holding | Stage::Lost);
-        if is_live && self.spec.releases {
+        if is_live && self.spec.has(May::Release) {
             if let Some((group, token)) = self.to_raise(state, client)
                 && me.stage == Stage::Acquiring
                 && me.locks[group].raised == 0
@@ -881,11 +882,11 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             }
             act(Deed::Release);
         }
-        if self.spec.once.is_some() && me.locks[0].of.lease != 0 {
+        if self.spec.has(May::Execute) && me.locks[0].of.lease != 0 {
             self.of_execution(state, client, &mut act);
         }
         for group in 0..GROUPS {
-            if me.locks[group].of.lease != 0 && self.spec.once.is_none() {
+            if me.locks[group].of.lease != 0 && !self.spec.has(May::Execute) {
                 let found = self.decisions(state, client, group).into_iter();
                 found.for_each(|step| act(Deed::Decide(group, step)));
                 if self.may_extend(state, client, group) {
@@ -893,13 +894,13 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 }
             }
         }
-        if self.spec.lives && client == 0 && me.stage == Stage::Holding {
+        if self.spec.has(May::Live) && client == 0 && me.stage == Stage::Holding {
             act(Deed::Revoke);
         }
         if me.stage >= Stage::Idle {
             self.of_nodes(state, client, actions);
         }
-        if self.spec.storage && me.stage >= Stage::Holding {
+        if self.spec.has(May::Store) && me.stage >= Stage::Holding {
             for &key in self.spec.clients[client].keys {
                 let mut storage = state.storage;
                 if Self::write(&mut storage, &state.clients, client, key) {
@@ -947,7 +948,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                     }
                 }
             }
-            if !self.spec.is_timed() && !self.executions().calm {
+            if !self.spec.is_timed() && !self.spec.has(May::KeepLocks) {
                 for key in (0_u8..).take(self.spec.clients[client].keys.len()) {
                     if self.nodes.vanish(column.store, client, key) != column.store {
                         act(Deed::Vanish(node, key));
@@ -976,7 +977,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let calls = &mut column.links[client].calls;
         let is_sent = calls[call] == Call::Sent;
         calls[call].run(heard);
-        if self.spec.lives {
+        if self.spec.has(May::Live) {
             let lost = calls[..call].iter_mut().filter(|call| call.may_run());
             lost.for_each(|call| call.run(Heard::FAILED));
         }
@@ -1019,7 +1020,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             Deed::Vanish(node, key) => {
                 let store = &mut state.nodes[node].store;
                 *store = self.nodes.vanish(*store, client, key);
-                me.execution.broken |= self.spec.once.is_some() && !me.execution.is_decided();
+                me.execution.broken |= self.spec.has(May::Execute) && !me.execution.is_decided();
             }
             Deed::Decide(group, step) => self.decide(state, client, group, &step),
             Deed::Extend(group) => {

@@ -21,7 +21,7 @@ use tower_redlock::protocol::message::{Answer, Op, Reply};
 use crate::leases::{Call, Heard, Step, Told};
 use crate::requests::{self, executed, of_reply};
 use crate::space::{RETENTION, ticks};
-use crate::spec::{Executions, Variant};
+use crate::spec::{May, Variant};
 use crate::world::{Deed, Stage, State, World};
 
 /// How long a node may take, in ticks. Only what takes longer counts in the time of a lease.
@@ -106,17 +106,13 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     /// The request for what only a wrong variant asks for.
     const WRONG: usize = K - 1;
 
-    pub(super) fn executions(&self) -> Executions {
-        self.spec.once.unwrap_or_default()
-    }
-
     /// The client that repairs for one that executed and could not record.
     pub(super) fn repairer(&self) -> usize {
         self.spec.clients.len() - 1
     }
 
     pub(super) fn only_repairs(&self, client: usize) -> bool {
-        self.spec.once.is_some() && client == self.repairer()
+        self.spec.has(May::Execute) && client == self.repairer()
     }
 
     /// How a client that executes begins.
@@ -126,7 +122,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         client: usize,
         spec: LeaseSpec,
     ) -> LeaseSpec {
-        if self.spec.once.is_none() {
+        if !self.spec.has(May::Execute) {
             return spec;
         }
         let mut others = state.clients.iter();
@@ -196,7 +192,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             Event::Unrepaired => {
                 let repairer = self.repairer();
                 let is_idle = state.clients[repairer].stage == Stage::Idle;
-                if self.executions().retry && is_idle {
+                if self.spec.has(May::Repair) && is_idle {
                     execution.is_repaired = true;
                     self.begin(state, repairer, 0, self.spec.most_proposed());
                 } else {
@@ -213,7 +209,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         state.executed.after_a_decision |= execution.after_a_decision;
         state.executed.though_told |= execution.told || self.only_repairs(me);
         execution.executed = true;
-        if !self.executions().leaves {
+        if !self.spec.has(May::Leave) {
             self.record(state, me);
         }
     }
@@ -260,7 +256,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         LeaseRequest { op, number, .. }: &LeaseRequest,
     ) {
         let call = *number as usize - 1;
-        let (once, variant) = (self.executions(), self.spec.variant);
+        let variant = self.spec.variant;
         let client = &mut state.clients[me];
         let asked = &mut client.locks[0].of.asked;
         let execution = &mut client.execution;
@@ -290,13 +286,13 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 // However long it took.
                 let top_up = self.nodes.top_up(executed(record));
                 asked[call] = self.nodes.words.number(&top_up);
-                stand(state, me, call, once.top_up);
+                stand(state, me, call, self.spec.has(May::TopUp));
             }
             Op::Release | Op::ReleaseExecuted => {
                 let is_unrecorded = execution.executed && execution.answer.is_none();
                 state.executed.released_unrecorded |= is_unrecorded;
-                let expires = !once.calm && execution.is_decided();
-                let more = once.intents && *op == Op::Release;
+                let expires = !self.spec.has(May::KeepLocks) && execution.is_decided();
+                let more = self.spec.has(May::Intend) && *op == Op::Release;
                 stand(state, me, call, more || !expires);
             }
             _ => {}
@@ -382,7 +378,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         client: usize,
         act: &mut impl FnMut(Deed),
     ) {
-        let (me, once) = (&state.clients[client], self.executions());
+        let me = &state.clients[client];
         let execution = &me.execution;
         let lease = me.locks[0].of.lease;
         let (holds, is_unused, extends) = self.leases[0].of(lease, |lease| {
@@ -396,12 +392,14 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 act(Deed::Decide(0, self.leases[0].after(&step, vec![told])));
             }
             if !extends {
-                let ways = [false, true].into_iter().take(1 + usize::from(once.late));
+                let ways = [false, true]
+                    .into_iter()
+                    .take(1 + usize::from(self.spec.has(May::BeginLate)));
                 let ways = ways.filter(|is_late| *is_late || !execution.is_late);
                 ways.for_each(|is_late| act(Deed::Start(is_late)));
             }
         } else if !holds {
-            let found = match once.begins {
+            let found = match self.spec.has(May::Wait) {
                 true => self.leases[0].decisions(lease, answers, now),
                 false => self.leases[0].beginnings(lease, answers, now),
             };
@@ -413,7 +411,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             let ways = ways.filter(|is_found| !is_found || self.copies(state, of) > 0);
             ways.for_each(|is_found| act(Deed::Read(is_found)));
         }
-        if !once.leaves || execution.ending.is_some() || self.only_repairs(client) {
+        if !self.spec.has(May::Leave) || execution.ending.is_some() || self.only_repairs(client) {
             return;
         }
         let acquires = self.leases[0].of(lease, Lease::is_acquiring);
@@ -461,9 +459,9 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         step: &Step,
     ) {
         let me = &mut state.clients[client];
-        let read: &[Told] = match self.spec.once {
-            Some(_) => &step.read,
-            None => &[],
+        let read: &[Told] = match self.spec.has(May::Execute) {
+            true => &step.read,
+            false => &[],
         };
         for told in read {
             let calls = &state.nodes[usize::from(told.node)].links[client].calls;
@@ -515,19 +513,19 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
 
     fn is_decided(&self, state: &State<N, C, K>) -> bool {
         let quorum = Quorum::new(N).expect("at least one node");
-        let enough = quorum.majority().max(self.executions().copies);
+        let enough = quorum.majority().max(self.spec.copies);
         self.all_copies(state).any(|copies| copies >= enough)
     }
 
     pub(super) fn note_decision(&self, state: &mut State<N, C, K>) {
-        if self.spec.once.is_some() {
+        if self.spec.has(May::Execute) {
             state.executed.decided |= self.is_decided(state);
         }
     }
 
     /// Whether a node may lose its memory: of executions, once a record is decided.
     pub(super) fn may_forget(&self, state: &State<N, C, K>) -> bool {
-        self.spec.once.is_none() || self.is_decided(state)
+        !self.spec.has(May::Execute) || self.is_decided(state)
     }
 }
 

@@ -5,6 +5,7 @@ use tower_redlock::protocol::lease::{Access, Event};
 use tower_redlock::protocol::message::Op;
 
 use crate::leases::{Call, tick_after};
+use crate::spec::May;
 use crate::world::guard::OLD;
 use crate::world::once::{Ending, Execution};
 use crate::world::{Client, Column, Lock, START, Stage, State, World};
@@ -180,10 +181,10 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 // Its lock in the first group would still be there.
                 state.now < START + 2 && model.clients().filter(refused).any(is_free)
             },
-            OLD_HOLDS => |model, state| model.holds(state, &[0]),
-            BOTH_HOLDS => |model, state| model.holds(state, &[0, 1]),
-            NEW_HOLDS => |model, state| model.holds(state, &[1]),
-            REVERSED_HOLDS => |model, state| model.holds(state, &[1, 0]),
+            OLD_HOLDS => |model, state| model.a_holder_has(state, &[0]),
+            BOTH_HOLDS => |model, state| model.a_holder_has(state, &[0, 1]),
+            NEW_HOLDS => |model, state| model.a_holder_has(state, &[1]),
+            REVERSED_HOLDS => |model, state| model.a_holder_has(state, &[1, 0]),
             REPLAY => |_, state| ended(state, Ending::Replayed),
             REPAIR => |_, state| ended(state, Ending::Repaired),
             FOUND_ANOTHER => |_, state| ended(state, Ending::FoundAnother),
@@ -259,14 +260,14 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 return *made == Call::Standing;
             }
             let is_extension = call > 0 && asked[call] != 0 && !self.is_release(asked[call]);
-            made.may_run() && (self.spec.lives || !is_extension)
+            made.may_run() && (self.spec.has(May::Live) || !is_extension)
         };
         let is_left = |column: &Column<C, K>| {
             let mut calls = column.links[client].calls.iter().enumerate();
             !calls.any(may_keep) && self.has(column.store, client, state.now)
         };
         let has_gone = matches!(me.stage, Stage::Gone | Stage::Refused);
-        has_gone && self.spec.releases && state.nodes.iter().any(is_left)
+        has_gone && self.spec.has(May::Release) && state.nodes.iter().any(is_left)
     }
 
     /// Whether an extension or a raise of such a lock, until then, is about to succeed.
@@ -285,7 +286,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         })
     }
 
-    fn holds(&self, state: &State<N, C, K>, groups: &[usize]) -> bool {
+    fn a_holder_has(&self, state: &State<N, C, K>, groups: &[usize]) -> bool {
         let mut clients = self.clients();
         clients.any(|me| self.spec.clients[me].groups == groups && self.is_valid(state, me))
     }
