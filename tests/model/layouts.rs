@@ -7,7 +7,7 @@
 //! so the defects of such a process are those of [`OLD`] beside [`NEW`].
 
 use crate::FAR_MORE;
-use crate::spec::{May, Proposals, Role, Spec, Variant};
+use crate::spec::{GROUPS, May, Proposals, Role, Spec, Variant};
 use crate::world::*;
 
 /// The most clients, and the most requests of one lease: `ACQUIRE`, three `CONFIRM`s, an extension, the raise, the
@@ -19,6 +19,9 @@ const OLD: Role = in_groups(&[0]);
 const BOTH: Role = in_groups(&[0, 1]);
 const NEW: Role = in_groups(&[1]);
 const REVERSED: Role = in_groups(&[1, 0]);
+
+/// The next group was used before.
+const HIGHER_FENCES: [u8; GROUPS] = [0, 3];
 
 const fn in_groups(groups: &'static [usize]) -> Role {
     Role {
@@ -32,7 +35,7 @@ fn moving(clients: &[Role]) -> Spec {
     let spec = Spec {
         horizon: 4,
         present: Some(1),
-        promises: &[EXCLUSION, ORDER, CLOCK_ORDER, LEFT],
+        promises: &[EXCLUSION, BY_GROUP, ORDER, LEFT],
         ..Spec::of(clients, Proposals::Clock(1))
     };
     let holds = clients.iter().map(|role| match role.groups {
@@ -44,14 +47,9 @@ fn moving(clients: &[Role]) -> Spec {
     spec.may([May::Release]).reaches(holds)
 }
 
-/// There are so many ticks.
-fn lasting(horizon: u8, spec: Spec) -> Spec {
-    spec.with(|it| it.horizon = horizon)
-}
-
 /// Clients of the next layout wait for so long.
-fn waiting(ticks: u8, spec: Spec) -> Spec {
-    spec.with(|it| it.wait = Some(ticks))
+fn waiting(ticks: u8, clients: &[Role]) -> Spec {
+    moving(clients).with(|it| it.wait = Some(ticks))
 }
 
 /// A client extends its lock in one group.
@@ -59,34 +57,25 @@ fn extended(spec: Spec) -> Spec {
     spec.with(|it| (it.extensions, it.max_hold) = (1, 2))
 }
 
-/// The next group has fences that are higher than those of the present one.
-fn used_before(spec: Spec) -> Spec {
-    spec.with(|it| it.fences = [0, 3])
-}
-
 /// Clocks differ by more than the wait makes up for. Tokens then need an order only between holders that have a group in
 /// common, or that holders between them connect.
 fn unequal(spec: Spec) -> Spec {
-    spec.with(|it| it.promises = &[EXCLUSION, ORDER, LEFT])
-}
-
-/// The present group has three nodes.
-fn of_three(spec: Spec) -> Spec {
-    spec.with(|it| it.present = Some(3))
+    spec.with(|it| it.promises = &[EXCLUSION, BY_GROUP, LEFT])
 }
 
 #[test]
 fn moving_to_excludes_processes_of_either_layout_and_orders_tokens() {
-    let old = used_before(moving(&[OLD, BOTH, BOTH]));
+    let old = moving(&[OLD, BOTH, BOTH]).with(|it| it.fences = HIGHER_FENCES);
     for spec in [old, moving(&[BOTH, BOTH, NEW])] {
-        Moving::<2>::holds(lasting(3, spec).reaches([RAISED, REFUSED]));
+        let spec = spec.with(|it| it.horizon = 3);
+        Moving::<2>::holds(spec.reaches([RAISED, REFUSED]));
     }
 }
 
 #[test]
 fn moving_to_between_groups_of_unequal_size_excludes_and_orders_tokens() {
     Moving::<4>::holds(moving(&[OLD, BOTH]));
-    let spec = of_three(lasting(3, moving(&[BOTH, NEW])));
+    let spec = moving(&[BOTH, NEW]).with(|it| (it.present, it.horizon) = (Some(3), 3));
     Moving::<4>::holds(spec.reaches([RAISED, REFUSED]));
 }
 
@@ -97,7 +86,7 @@ fn moving_to_with_extensions_and_repeated_requests_excludes_and_orders_tokens() 
     Moving::<2>::holds(spec().with(|it| {
         it.duplicates = 1;
         // A request that is repeated may come after the release.
-        it.promises = &[EXCLUSION, ORDER, CLOCK_ORDER];
+        it.promises = &[EXCLUSION, BY_GROUP, ORDER];
     }));
 }
 
@@ -105,10 +94,9 @@ fn moving_to_with_extensions_and_repeated_requests_excludes_and_orders_tokens() 
 /// fences count ticks here.
 #[test]
 fn layouts_one_after_the_other_exclude_and_order_tokens_after_the_wait() {
-    Moving::<2>::holds(waiting(2, moving(&[OLD, NEW])));
-    let of_all = || moving(&[OLD, BOTH, NEW]);
-    Moving::<2>::holds(waiting(4, lasting(5, of_all())));
-    let spec = unequal(waiting(2, of_all()));
+    Moving::<2>::holds(waiting(2, &[OLD, NEW]));
+    Moving::<2>::holds(waiting(4, &[OLD, BOTH, NEW]).with(|it| it.horizon = 5));
+    let spec = unequal(waiting(2, &[OLD, BOTH, NEW]));
     Moving::<2>::holds(spec.reaches([RAISED]));
 }
 
@@ -122,30 +110,31 @@ fn layouts_locked_in_opposite_orders_exclude_and_order_tokens() {
 #[test]
 fn layouts_without_a_process_of_both_disagree_if_they_do_not_wait_for_long_enough() {
     let finds = |spec, promise| Moving::<2>::breaks(Variant::Shipped, spec, promise);
-    let together = || moving(&[OLD, NEW]);
-    finds(together(), &[EXCLUSION]);
+    finds(moving(&[OLD, NEW]), &[EXCLUSION]);
     // A tick short.
-    finds(waiting(1, together()), &[EXCLUSION]);
+    finds(waiting(1, &[OLD, NEW]), &[EXCLUSION]);
     // Shorter than `max_hold` and the ttl.
-    finds(waiting(2, extended(together())), &[EXCLUSION]);
+    finds(extended(waiting(2, &[OLD, NEW])), &[EXCLUSION]);
     // No longer than what clocks differ by.
-    let skewed = together().with(|it| it.proposals = Proposals::Clock(2));
-    finds(waiting(2, skewed), &[CLOCK_ORDER]);
+    let clocks = Proposals::Clock(2);
+    let skewed = waiting(2, &[OLD, NEW]).with(|it| it.proposals = clocks);
+    finds(skewed, &[ORDER]);
 }
 
 #[test]
 fn wrong_rules_of_moving_to_are_found() {
     let finds = Moving::<2>::breaks;
     let (old, new) = (|| moving(&[OLD, BOTH]), || moving(&[BOTH, NEW]));
-    finds(Variant::CountsFirstGroup, new(), &[EXCLUSION]);
     let reversed = moving(&[OLD, REVERSED]);
+    finds(Variant::CountsFirstGroup, new(), &[EXCLUSION]);
     finds(Variant::CountsFirstGroup, reversed, &[EXCLUSION]);
     finds(Variant::ForgetsFirstValidity, old(), &[EXCLUSION]);
     finds(Variant::KeepsFirstGroup, new(), &[LEFT]);
-    finds(Variant::NeverRaises, new(), &[ORDER]);
-    finds(Variant::RaisesAlone, used_before(old()), &[ORDER]);
-    finds(Variant::ProposesItsClock, new(), &[ORDER]);
-    finds(Variant::KeepsTokensApart, new(), &[ORDER]);
+    finds(Variant::NeverRaises, new(), &[BY_GROUP]);
+    let used = old().with(|it| it.fences = HIGHER_FENCES);
+    finds(Variant::RaisesAlone, used, &[BY_GROUP]);
+    finds(Variant::ProposesItsClock, new(), &[BY_GROUP]);
+    finds(Variant::KeepsTokensApart, new(), &[BY_GROUP]);
 }
 
 #[test]
@@ -156,17 +145,17 @@ fn far_more_states_of_layouts_hold_too_when_asked_for() {
     Moving::<2>::holds(moving(&[BOTH, NEW, NEW]));
     Moving::<2>::holds(moving(&[BOTH; 3]));
     Moving::<2>::holds(moving(&[OLD, BOTH, REVERSED]));
-    let spec = lasting(6, moving(&[OLD, BOTH, NEW]));
-    Moving::<2>::holds(unequal(waiting(4, extended(spec))));
+    let spec = unequal(extended(waiting(4, &[OLD, BOTH, NEW])));
+    Moving::<2>::holds(spec.with(|it| it.horizon = 6));
 }
 
 #[test]
 #[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_layouts_of_more_nodes_hold_too_when_asked_for() {
-    let old = || moving(&[OLD, BOTH]);
-    Moving::<4>::holds(of_three(old()));
+    let from_three = |clients| moving(clients).with(|it| it.present = Some(3));
+    Moving::<4>::holds(from_three(&[OLD, BOTH]));
     Moving::<4>::holds(moving(&[BOTH, NEW]));
-    Moving::<4>::holds(of_three(moving(&[BOTH; 2])));
+    Moving::<4>::holds(from_three(&[BOTH; 2]));
     Moving::<4>::holds(moving(&[BOTH; 2]));
-    Moving::<6>::holds(of_three(old()).within(FAR_MORE));
+    Moving::<6>::holds(from_three(&[OLD, BOTH]).within(FAR_MORE));
 }

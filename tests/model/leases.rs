@@ -7,30 +7,15 @@
 //! A node that is silent is told of as [`Heard::FAILED`], one by one, which is more than the timer of a driver does. So
 //! the node timeout is longer than any model takes; [`Input::TimedOut`] is left to renew a lock, and to lose it.
 
-use std::sync::{Arc, RwLock};
+use std::iter;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tower_redlock::protocol::Quorum;
 use tower_redlock::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec};
 use tower_redlock::protocol::message::{Answer, Op, Reply};
-use tower_redlock::protocol::{NodeSet, Quorum};
 
-use crate::space::{Interner, Memo, RETENTION, ticks};
-
-/// A lease as it acquires a lock alone, in order to tell what a model changes.
-pub(crate) fn spec(ttl: u8, proposal: Option<u8>) -> LeaseSpec {
-    LeaseSpec {
-        access: tower_redlock::protocol::lease::Access::Exclusive,
-        ttl: ticks(ttl),
-        proposal: proposal.map(u64::from),
-        retention: RETENTION,
-        node_timeout: RETENTION,
-        renews: false,
-        is_partial: false,
-        max_hold: None,
-        hold_at_least: None,
-        once: None,
-    }
-}
+use crate::space::{Seen, ticks};
 
 /// An answer, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,58 +29,44 @@ impl Heard {
 /// Requests and answers by their numbers, of which 0 is that of no request.
 #[derive(Debug)]
 pub(crate) struct Words {
-    ops: RwLock<Interner<Option<Op>, ()>>,
-    answers: RwLock<Interner<Answer, ()>>,
+    ops: Seen<Option<Op>, ()>,
+    answers: Seen<Answer, ()>,
 }
 
 impl Words {
     pub(crate) fn new() -> Arc<Self> {
-        let (ops, answers) = (Interner::new(), Interner::new());
-        ops.write().expect("no panic").id(None, ());
-        answers.write().expect("no panic").id(Answer::Failed, ());
-        Arc::new(Self { ops, answers })
+        Arc::new(Self {
+            ops: Seen::of(None, ()),
+            answers: Seen::of(Answer::Failed, ()),
+        })
     }
 
     pub(crate) fn number(&self, op: &Op) -> u8 {
-        small(self.ops.write().expect("no panic").id(Some(op.clone()), ()))
+        small(self.ops.id(Some(op.clone()), ()))
     }
 
     pub(crate) fn op(&self, number: u8) -> Op {
-        let ops = self.ops.read().expect("no panic");
-        ops.value(number.into()).clone().expect("a request")
+        let op = self.ops.see(number.into(), |op, ()| op.clone());
+        op.expect("a request")
     }
 
     /// The answer of a node, without what takes no part in safety.
-    pub(crate) fn hear(&self, reply: Reply) -> Heard {
-        let answer = Answer::Replied(match reply {
-            Reply::Held { fingerprint, .. } => Reply::Held {
-                expires_in: None,
-                fingerprint,
-            },
-            Reply::HeldShared { .. } => Reply::HeldShared { expires_in: None },
-            reply => reply,
-        });
-        Heard(small(
-            self.answers.write().expect("no panic").id(answer, ()),
-        ))
-    }
-
-    /// What the node said, if it did.
-    pub(crate) fn reply(&self, heard: Heard) -> Option<Reply> {
-        match self.answer(heard) {
-            Answer::Replied(reply) => Some(reply),
-            Answer::Failed => None,
+    pub(crate) fn hear(&self, mut reply: Reply) -> Heard {
+        if let Reply::Held { expires_in, .. } | Reply::HeldShared { expires_in } = &mut reply {
+            *expires_in = None;
         }
+        Heard(small(self.answers.id(Answer::Replied(reply), ())))
     }
 
     pub(crate) fn answer(&self, heard: Heard) -> Answer {
-        let answers = self.answers.read().expect("no panic");
-        answers.value(heard.0.into()).clone()
+        self.answers
+            .see(heard.0.into(), |answer, ()| answer.clone())
     }
 }
 
-fn small(number: u32) -> u8 {
-    u8::try_from(number).expect("a model has few requests and answers")
+/// The same number; a model has few of everything.
+pub(crate) fn small(number: impl TryInto<u8>) -> u8 {
+    number.try_into().ok().expect("a model has small numbers")
 }
 
 /// One request of one client to one node, and its answer.
@@ -143,6 +114,21 @@ impl Call {
         }
     }
 
+    /// The lease was told this.
+    pub(crate) fn read(&mut self, heard: Heard) {
+        match heard {
+            Heard::FAILED => self.deafen(),
+            heard => *self = Self::Read(heard),
+        }
+    }
+
+    /// The node will not carry it out any more.
+    pub(crate) fn get_lost(&mut self) {
+        if self.may_run() {
+            self.run(Heard::FAILED);
+        }
+    }
+
     /// The node carried the request out.
     pub(crate) fn run(&mut self, heard: Heard) {
         *self = match self {
@@ -161,6 +147,22 @@ pub(crate) struct Told {
     pub(crate) heard: Heard,
 }
 
+impl Told {
+    pub(crate) fn new(node: usize, number: impl TryInto<u8>, heard: Heard) -> Self {
+        let (node, number) = (small(node), small(number));
+        Self {
+            node,
+            number,
+            heard,
+        }
+    }
+
+    /// Which call it answers.
+    pub(crate) fn call(&self) -> usize {
+        usize::from(self.number) - 1
+    }
+}
+
 /// What an input led to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Step {
@@ -176,22 +178,12 @@ pub(crate) struct Step {
     pub(crate) events: Vec<Event>,
 }
 
-impl Step {
-    /// Whether the lease did something.
-    pub(crate) fn acts(&self) -> bool {
-        self.request.is_some() || !self.events.is_empty()
-    }
+pub(crate) type Steps = Arc<[Arc<Step>]>;
 
-    /// Whether the lease only got its lock.
-    fn grants(&self) -> bool {
-        self.request.is_none() && matches!(self.events[..], [Event::Granted { .. }])
-    }
-}
-
-/// How a lease came to be what it is, when that was seen first.
-#[derive(Clone, Debug)]
+/// How a lease came to be what it is, when that was seen first, and when that was.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Origin {
-    Begun(LeaseSpec),
+    Begun(LeaseSpec, u8),
     Told(u32, Input, u8),
 }
 
@@ -200,56 +192,69 @@ enum Origin {
 pub(crate) struct Leases {
     pub(crate) words: Arc<Words>,
     quorum: Quorum,
-    leases: RwLock<Interner<Option<Lease>, Option<Origin>>>,
-    begun: Memo<(LeaseSpec, u8), Arc<Step>>,
-    handled: Memo<(u32, Input, u8), Arc<Step>>,
-    decided: Memo<(u32, Vec<Told>, u8, bool), Arc<[Arc<Step>]>>,
-    moved: Memo<(u32, Vec<u8>), u32>,
+    leases: Seen<Option<Lease>, Option<Origin>>,
+    steps: Seen<Origin, Arc<Step>>,
+    decided: Seen<(u32, Vec<Told>, u8, bool), Steps>,
+    moved: Seen<(u32, Vec<u8>), u32>,
 }
 
 impl Leases {
     pub(crate) fn new(words: &Arc<Words>, nodes: usize) -> Self {
-        let leases = Interner::new();
-        leases.write().expect("no panic").id(None, None);
         Self {
             words: Arc::clone(words),
             quorum: Quorum::new(nodes).expect("at least one node"),
-            leases,
-            begun: Memo::new(),
-            handled: Memo::new(),
-            decided: Memo::new(),
-            moved: Memo::new(),
+            leases: Seen::of(None, None),
+            steps: Seen::new(),
+            decided: Seen::new(),
+            moved: Seen::new(),
         }
     }
 
     /// A lease that has just asked all nodes for the lock.
-    pub(crate) fn begin(&self, spec: &LeaseSpec, now: u8) -> Arc<Step> {
-        self.begun.get_or((spec.clone(), now), || {
-            let lease = Lease::new(spec.clone(), self.quorum, ticks(now), |_| Duration::ZERO);
-            self.step(lease, Origin::Begun(spec.clone()))
-        })
+    pub(crate) fn begin(&self, spec: LeaseSpec, now: u8) -> Arc<Step> {
+        self.step(Origin::Begun(spec, now))
     }
 
     /// What a lease does with an input at `now`.
     pub(crate) fn handle(&self, lease: u32, input: Input, now: u8) -> Arc<Step> {
-        let key = (lease, input, now);
-        self.handled.get_or_make(key, |(lease, input, now)| {
-            let mut next = self.of(*lease, Lease::clone);
-            next.handle(input.clone(), ticks(*now));
-            self.step(next, Origin::Told(*lease, input.clone(), *now))
+        self.step(Origin::Told(lease, input, now))
+    }
+
+    fn step(&self, origin: Origin) -> Arc<Step> {
+        self.steps.get_or(origin, |origin| {
+            let patience = |_| Duration::ZERO;
+            let mut lease = match origin.clone() {
+                Origin::Begun(spec, now) => Lease::new(spec, self.quorum, ticks(now), patience),
+                Origin::Told(lease, input, now) => {
+                    let mut lease = self.of(lease, Lease::clone);
+                    lease.handle(input, ticks(now));
+                    lease
+                }
+            };
+            let request = lease.poll_request();
+            assert!(lease.poll_request().is_none(), "one request at a time");
+            let events = iter::from_fn(|| lease.poll_event()).map(simplified);
+            let op = request.as_ref().map(|it| self.words.number(&it.op));
+            Arc::new(Step {
+                read: Vec::new(),
+                answers: Vec::new(),
+                events: events.collect(),
+                lease: self.leases.id(Some(lease), Some(origin.clone())),
+                op: op.unwrap_or_default(),
+                request,
+            })
         })
     }
 
     /// What a lease says of itself.
     pub(crate) fn of<T>(&self, lease: u32, says: impl FnOnce(&Lease) -> T) -> T {
-        let leases = self.leases.read().expect("no panic");
-        says(leases.value(lease).as_ref().expect("a lease"))
+        let see = |lease: &Option<Lease>, _: &_| lease.as_ref().map(says);
+        self.leases.see(lease, see).expect("a lease")
     }
 
-    /// Whether its time to do something without an answer has come.
-    pub(crate) fn is_due(&self, lease: u32, now: u8) -> bool {
-        let due = self.of(lease, Lease::poll_timeout);
-        due.is_some_and(|due| due <= ticks(now))
+    /// Whether there is a lease that says so.
+    pub(crate) fn is(&self, lease: u32, says: impl FnOnce(&Lease) -> bool) -> bool {
+        lease != 0 && self.of(lease, says)
     }
 
     pub(crate) fn tell(&self, lease: u32, told: Told, now: u8) -> Arc<Step> {
@@ -261,22 +266,14 @@ impl Leases {
         self.handle(lease, input, now)
     }
 
-    /// Every way in which reading some of these answers, in some order, makes a lease act.
+    /// Every way in which reading some of these answers, in some order, makes a lease act; of an execution, which may begin
+    /// at once when it is granted the key, or read on before, if it `begins`.
     ///
     /// Until a lease acts, the answers it has read make no difference, so nothing is lost by letting clients read
     /// answers only when that makes them act.
-    pub(crate) fn decisions(&self, lease: u32, answers: Vec<Told>, now: u8) -> Arc<[Arc<Step>]> {
-        self.search(lease, answers, now, false)
-    }
-
-    /// The same of an execution that begins at once when it is granted the key, or reads on before.
-    pub(crate) fn beginnings(&self, lease: u32, answers: Vec<Told>, now: u8) -> Arc<[Arc<Step>]> {
-        self.search(lease, answers, now, true)
-    }
-
-    fn search(&self, lease: u32, answers: Vec<Told>, now: u8, begins: bool) -> Arc<[Arc<Step>]> {
+    pub(crate) fn decisions(&self, lease: u32, answers: Vec<Told>, now: u8, begins: bool) -> Steps {
         let key = (lease, answers, now, begins);
-        self.decided.get_or_make(key, |&(lease, ref answers, ..)| {
+        self.decided.get_or(key, |&(lease, ref answers, ..)| {
             let mut seen = vec![lease];
             let mut open = vec![(lease, Vec::new())];
             let mut found: Vec<Arc<Step>> = Vec::new();
@@ -290,18 +287,20 @@ impl Leases {
                     let read = [read.as_slice(), &[*told]].concat();
                     (self.tell(lease, *told, now), read)
                 };
-                let may_begin = begins && self.of(lease, |lease| lease.is_holding());
-                let begin = || (self.handle(lease, BEGIN, now), read.clone());
+                let may_begin = begins && self.is(lease, Lease::is_holding);
+                let begin = || (self.handle(lease, Input::Begin, now), read.clone());
                 let begun = may_begin.then(begin);
                 for (step, read) in unread.map(hear).chain(begun) {
-                    let acts = step.acts() && !(begins && step.grants());
-                    let is_new = |old: &Arc<Step>| {
-                        (old.lease, &old.request, &old.events)
-                            != (step.lease, &step.request, &step.events)
+                    let goes_on = match step.events[..] {
+                        [] => step.request.is_none(),
+                        [Event::Granted { .. }] => step.request.is_none() && begins,
+                        _ => false,
                     };
-                    if acts && found.iter().all(is_new) {
+                    let did = |step: &Step| (step.lease, step.request.clone(), step.events.clone());
+                    let is_new = found.iter().all(|old| did(old) != did(&step));
+                    if !goes_on && is_new {
                         found.push(self.after(&step, read));
-                    } else if !acts && !seen.contains(&step.lease) {
+                    } else if goes_on && !seen.contains(&step.lease) {
                         seen.push(step.lease);
                         open.push((step.lease, read));
                     }
@@ -323,174 +322,51 @@ impl Leases {
 
     /// The lease that this one would be if node `order[i]` were node `i`.
     pub(crate) fn moved(&self, lease: u32, order: &[u8]) -> u32 {
-        if lease == 0 {
-            return 0;
-        }
-        self.moved
-            .get_or((lease, order.to_vec()), || match self.origin(lease) {
-                Origin::Begun(..) => lease,
-                Origin::Told(before, mut input, now) => {
-                    if let Input::Answered { node, .. } | Input::NeverSent { node, .. } = &mut input
-                    {
-                        let place = order.iter().position(|old| usize::from(*old) == *node);
-                        *node = place.expect("every node moves");
-                    }
-                    self.handle(self.moved(before, order), input, now).lease
+        let key = (lease, order.to_vec());
+        self.moved.get_or(key, |_| match self.origin(lease) {
+            None | Some(Origin::Begun(..)) => lease,
+            Some(Origin::Told(before, mut input, now)) => {
+                if let Input::Answered { node, .. } | Input::NeverSent { node, .. } = &mut input {
+                    let place = order.iter().position(|old| usize::from(*old) == *node);
+                    *node = place.expect("every node moves");
                 }
-            })
+                self.handle(self.moved(before, order), input, now).lease
+            }
+        })
     }
 
     /// The lease that this one would be if all that it was told had happened just now.
     pub(crate) fn hastened(&self, lease: u32, now: u8) -> u32 {
         match self.origin(lease) {
-            Origin::Begun(spec) => self.begin(&spec, now).lease,
-            Origin::Told(before, input, _) => {
+            None => lease,
+            Some(Origin::Begun(spec, _)) => self.begin(spec, now).lease,
+            Some(Origin::Told(before, input, _)) => {
                 self.handle(self.hastened(before, now), input, now).lease
             }
         }
     }
 
-    /// Goes on as a step says: with the lease, with what it has read, and with what it asks for.
-    ///
-    /// What does not count any more is not read. What was read stays until the lease has decided, because it tells
-    /// nodes apart.
-    pub(crate) fn follow<'a, const REQUESTS: usize>(
-        &self,
-        step: &Step,
-        client: &mut Client<REQUESTS>,
-        links: impl Iterator<Item = &'a mut [Call; REQUESTS]>,
-    ) {
-        client.lease = step.lease;
-        if let Some(request) = &step.request {
-            client.asked[request.number as usize - 1] = step.op;
-        }
-        let counts = self.of(step.lease, |lease| {
-            std::array::from_fn::<bool, REQUESTS, _>(|call| {
-                lease.counts(u32::try_from(call + 1).expect("few requests"))
-            })
-        });
-        for (node, calls) in links.enumerate() {
-            for told in step
-                .read
-                .iter()
-                .filter(|told| usize::from(told.node) == node)
-            {
-                let call = &mut calls[usize::from(told.number) - 1];
-                if told.heard == Heard::FAILED {
-                    call.deafen();
-                } else {
-                    *call = Call::Read(told.heard);
-                }
-            }
-            for (call, counts) in calls.iter_mut().zip(counts) {
-                let is_kept = counts || step.events.is_empty() && matches!(call, Call::Read(_));
-                if !is_kept {
-                    call.deafen();
-                }
-            }
-            if let Some(request) = &step.request
-                && request.nodes.contains(node)
-            {
-                calls[request.number as usize - 1] = Call::Sent;
-            }
-        }
-    }
-
-    fn origin(&self, lease: u32) -> Origin {
-        let leases = self.leases.read().expect("no panic");
-        leases.note(lease).clone().expect("a lease")
-    }
-
-    fn step(&self, mut lease: Lease, origin: Origin) -> Arc<Step> {
-        let request = lease.poll_request();
-        assert!(lease.poll_request().is_none(), "one request at a time");
-        let mut events = Vec::new();
-        while let Some(event) = lease.poll_event() {
-            events.push(simplified(event));
-        }
-        let mut leases = self.leases.write().expect("no panic");
-        Arc::new(Step {
-            read: Vec::new(),
-            answers: Vec::new(),
-            lease: leases.id(Some(lease), Some(origin)),
-            op: request
-                .as_ref()
-                .map_or(0, |request| self.words.number(&request.op)),
-            request,
-            events,
-        })
+    fn origin(&self, lease: u32) -> Option<Origin> {
+        self.leases.see(lease, |_, origin| origin.clone())
     }
 }
 
-/// A client that executes begins.
-pub(crate) const BEGIN: Input = Input::Begin;
-
-fn simplified(event: Event) -> Event {
-    match event {
-        Event::Granted {
-            number,
-            valid_until,
-            ..
-        } => Event::Granted {
-            number,
-            acknowledged: 0,
-            valid_until,
-        },
-        Event::Refused(mut refusal) => {
+/// The same without what differs between answers that lead to the same.
+fn simplified(mut event: Event) -> Event {
+    match &mut event {
+        Event::Granted { acknowledged, .. } => *acknowledged = 0,
+        Event::NotExtended { reached, silent } => (*reached, *silent) = Default::default(),
+        Event::Refused(refusal) => {
             (refusal.is_split, refusal.is_shared) = (false, false);
-            (refusal.voted, refusal.unanswered) = (NodeSet::default(), NodeSet::default());
-            Event::Refused(refusal)
+            (refusal.voted, refusal.unanswered) = Default::default();
         }
-        Event::NotExtended { .. } => Event::NotExtended {
-            reached: 0,
-            silent: NodeSet::default(),
-        },
-        event => event,
+        _ => {}
     }
-}
-
-/// A lease, and what it asked for, by the numbers of its requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Client<const REQUESTS: usize> {
-    /// 0 before it begins, and when nothing matters any more that it might do.
-    pub(crate) lease: u32,
-    pub(crate) asked: [u8; REQUESTS],
-}
-
-impl<const REQUESTS: usize> Default for Client<REQUESTS> {
-    fn default() -> Self {
-        Self {
-            lease: 0,
-            asked: [0; REQUESTS],
-        }
-    }
-}
-
-/// A wrong variant still hears what does not count any more: but for what was just sent, the calls are as before.
-pub(crate) fn keep_old_answers<'a, const REQUESTS: usize>(
-    links: impl Iterator<Item = &'a mut [Call; REQUESTS]>,
-    before: impl Iterator<Item = [Call; REQUESTS]>,
-) {
-    for (calls, before) in links.zip(before) {
-        let calls = calls.iter_mut().zip(before);
-        calls
-            .filter(|(call, _)| **call != Call::Sent)
-            .for_each(|(call, old)| *call = old);
-    }
+    event
 }
 
 /// The first tick at which what is valid until then is not valid any more.
 pub(crate) fn tick_after(valid_until: Duration) -> u8 {
-    let whole = u8::try_from(valid_until.as_secs()).expect("few ticks");
+    let whole = small(valid_until.as_secs());
     whole + u8::from(valid_until.subsec_nanos() > 0)
-}
-
-/// The order in which these nodes are sorted, if they are not: which one comes to each place.
-pub(crate) fn sorting<T: Ord>(nodes: &[T]) -> Option<Vec<u8>> {
-    if nodes.is_sorted() {
-        return None;
-    }
-    let mut order: Vec<u8> = (0_u8..).zip(nodes).map(|(node, _)| node).collect();
-    order.sort_by_key(|node| &nodes[usize::from(*node)]);
-    Some(order)
 }

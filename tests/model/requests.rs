@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use tower_redlock::protocol::lease::{Access, OnceSpec};
-use tower_redlock::protocol::message::{Op, Reply};
+use tower_redlock::protocol::message::{Answer, Op, Reply};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, KeyNames, Namespace, Record, Store};
 
-use crate::space::{Kept, Nodes, RETENTION};
+use crate::once;
+use crate::space::{Kept, Nodes, RETENTION, acquire};
 
 /// More than any number that a node of a model grants.
 const MOST_TOKENS: u64 = 8;
 
-/// How long the key of an execution is locked: longer than any model takes.
-pub(crate) const TTL: Duration = Duration::from_secs(1_000);
+const TTL: Duration = Duration::from_secs(once::TTL as u64);
 
 const NOW: Duration = Duration::ZERO;
 
@@ -21,7 +21,12 @@ impl Nodes {
     pub(crate) fn record(&self, of: u8) -> Record {
         let bytes = if self.is_large { Record::MAX_INLINE } else { 1 };
         let execution = ExecutionId::from_random([of; 16]);
-        Record::new(execution, fingerprint(), [of; 32], &vec![of; bytes])
+        Record::new(
+            execution,
+            once(true).fingerprint,
+            [of; 32],
+            &vec![of; bytes],
+        )
     }
 
     pub(crate) fn top_up(&self, of: u8) -> Op {
@@ -46,13 +51,13 @@ impl Nodes {
     }
 
     fn looked_up(&self, node: &mut Store) -> Option<u8> {
-        of_reply(&self.ask(node, 0, Op::Look, NOW))
+        of_answer(&Answer::Replied(self.ask(node, 0, Op::Look, NOW)))
     }
 
     /// Whether the node refuses the key to one who comes after the record has ended.
     fn refuses_afterwards(&self, node: &Store) -> bool {
         let (mut node, last) = (node.clone(), self.owners.len() - 1);
-        let reply = self.ask(&mut node, last, acquire(1), RETENTION);
+        let reply = self.ask(&mut node, last, acquire(Some(1), TTL), RETENTION);
         reply == Reply::Intended
     }
 
@@ -67,6 +72,7 @@ impl Nodes {
             record: self.record(of),
             retention: RETENTION,
         };
+        let acquire = |number| acquire(Some(number), TTL);
         let confirm = |number| Access::Exclusive.confirm(Some(number), TTL, RETENTION);
         let asks = (1..=MOST_TOKENS).flat_map(|number| [acquire(number), confirm(number)]);
         let records = (0_u8..).take(clients - 1);
@@ -76,16 +82,11 @@ impl Nodes {
             asks.iter().all(|op| {
                 let mut after = node.clone();
                 let reply = self.ask(&mut after, client, op.clone(), NOW);
-                let answers = op.is_release() || of_reply(&reply) == Some(of);
+                let answers = op.is_release() || of_answer(&Answer::Replied(reply)) == Some(of);
                 answers && self.looked_up(&mut after) == Some(of)
             })
         })
     }
-}
-
-/// The request of an execution for the key.
-fn acquire(number: u64) -> Op {
-    Access::Exclusive.acquire(Some(number), TTL, RETENTION)
 }
 
 /// The names of a key that keeps records, and intents, for longer than records.
@@ -96,9 +97,9 @@ pub(crate) fn names_with_record(namespace: &Namespace, intents: bool) -> KeyName
 }
 
 /// Of which client a node has the outcome.
-pub(crate) fn of_reply(reply: &Reply) -> Option<u8> {
-    match reply {
-        Reply::Done { record, .. } => Some(executed(record)),
+pub(crate) fn of_answer(answer: &Answer) -> Option<u8> {
+    match answer {
+        Answer::Replied(Reply::Done { record, .. }) => Some(executed(record)),
         _ => None,
     }
 }
@@ -108,13 +109,9 @@ pub(crate) fn executed(record: &Record) -> u8 {
     record.digest()[0]
 }
 
-fn fingerprint() -> Fingerprint {
-    Fingerprint::from_digest([0; 32])
-}
-
 pub(crate) fn once(executes: bool) -> OnceSpec {
     OnceSpec {
-        fingerprint: fingerprint(),
+        fingerprint: Fingerprint::from_digest([0; 32]),
         executes,
     }
 }

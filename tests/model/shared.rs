@@ -9,10 +9,6 @@ use crate::world::*;
 /// The most clients, and the most requests of one: an `ACQUIRE`, three extensions and a release.
 type Shared = World<3, 3, 5>;
 
-const WRITER_AND_READERS: &[Role] = &[Role::READER, Role::READER, Role::WRITER];
-const READER_AND_WRITERS: &[Role] = &[Role::READER, Role::WRITER, Role::WRITER];
-const READER_AND_WRITER: &[Role] = &[Role::READER, Role::WRITER];
-
 /// These clients, and so many ticks.
 fn sharing(clients: &[Role], horizon: u8) -> Spec {
     let spec = Spec {
@@ -23,9 +19,14 @@ fn sharing(clients: &[Role], horizon: u8) -> Spec {
     spec.may([May::Release]).reaches([WRITER])
 }
 
-/// A writer and two readers.
+/// A reader and a writer.
+fn of_two(horizon: u8) -> Spec {
+    sharing(&[Role::READER, Role::WRITER], horizon)
+}
+
+/// Two readers and a writer.
 fn of_three(horizon: u8) -> Spec {
-    sharing(WRITER_AND_READERS, horizon).reaches([READERS])
+    sharing(&[Role::READER, Role::READER, Role::WRITER], horizon).reaches([READERS])
 }
 
 /// The first client extends by these.
@@ -60,7 +61,7 @@ fn living(clients: &[Role]) -> Spec {
 #[test]
 fn readers_share_and_exclude_writers() {
     Shared::holds(of_three(3));
-    Shared::holds(sharing(READER_AND_WRITERS, 3));
+    Shared::holds(sharing(&[Role::READER, Role::WRITER, Role::WRITER], 3));
     let [long, short] = [3, 1].map(|ttl| Role::READER.for_ticks(ttl));
     let unlike = sharing(&[long, short, Role::WRITER], 2);
     Shared::holds(unlike.reaches([READERS]));
@@ -68,7 +69,6 @@ fn readers_share_and_exclude_writers() {
 
 #[test]
 fn repeated_requests_and_extensions_of_readers_exclude_writers() {
-    let of_two = |horizon| sharing(READER_AND_WRITER, horizon);
     Shared::holds(repeating(of_two(4)));
     Shared::holds(extending(&[3, 1], of_two(5)));
     Shared::holds(repeating(extending(&[3], of_two(3))));
@@ -77,9 +77,8 @@ fn repeated_requests_and_extensions_of_readers_exclude_writers() {
 
 #[test]
 fn restart_guard_protects_readers() {
-    let of_two = || sharing(READER_AND_WRITER, 4);
-    Shared::holds(forgetful(2, of_two()));
-    Shared::holds(forgetful(3, extending(&[3], of_two())));
+    Shared::holds(forgetful(2, of_two(4)));
+    Shared::holds(forgetful(3, extending(&[3], of_two(4))));
 }
 
 #[test]
@@ -87,22 +86,21 @@ fn whole_lives_end_without_a_lock_and_ask_for_none_that_is_over() {
     Shared::holds(living(&[Role::WRITER]));
     Shared::holds(living(&[Role::READER]));
     Shared::holds(living(&[Role::WRITER.for_ticks(3), Role::WRITER]));
-    Shared::holds(living(READER_AND_WRITER).reaches([WRITER]));
+    Shared::holds(living(&[Role::READER, Role::WRITER]).reaches([WRITER]));
 }
 
 #[test]
 fn wrong_rules_let_a_writer_in_beside_a_reader() {
-    let of_two = || sharing(READER_AND_WRITER, 4);
     let finds = |variant, spec| Shared::breaks(variant, spec, &[EXCLUSION]);
     // The restart guard is a tick short, or shorter than an extension.
-    finds(Variant::Shipped, forgetful(1, of_two()));
-    let extended = forgetful(2, extending(&[3], of_two()));
+    finds(Variant::Shipped, forgetful(1, of_two(4)));
+    let extended = forgetful(2, extending(&[3], of_two(4)));
     finds(Variant::Shipped, extended);
-    finds(Variant::NoCompare, forgetful(2, of_two()));
-    let extended = extending(&[1, 3], of_two());
+    finds(Variant::NoCompare, forgetful(2, of_two(4)));
+    let extended = extending(&[1, 3], of_two(4));
     finds(Variant::CountsOldExtension, extended);
-    finds(Variant::EndFromReply, of_two());
-    finds(Variant::ReusesOwner, of_two());
+    finds(Variant::EndFromReply, of_two(4));
+    finds(Variant::ReusesOwner, of_two(4));
 }
 
 #[test]

@@ -4,78 +4,61 @@
 //! may keep each of its values once, name it by a number, and remember what the shipped code did when it was first
 //! asked to take a certain step from a certain value. `leases` does the same for the clients.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::hash::Hash;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
+use indexmap::IndexMap;
+use tower_redlock::protocol::lease::Access;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
 
-use crate::leases::{Heard, Words};
+use crate::leases::{Heard, Words, small};
 use crate::requests::{self, names_with_record};
 use crate::spec::{May, Spec, Variant};
 
 /// No fence is ever forgotten within the time of a model.
 pub(crate) const RETENTION: Duration = Duration::from_secs(1_000_000);
 
-/// The values seen so far, each with a number and a note.
+/// The values seen so far, each with a number and a note; or the arguments of a pure function, each with what it answered.
 #[derive(Debug)]
-pub(crate) struct Interner<T, N> {
-    ids: HashMap<T, u32>,
-    values: Vec<(T, N)>,
-}
+pub(crate) struct Seen<T, N>(RwLock<IndexMap<T, N>>);
 
-impl<T: Clone + Eq + Hash, N> Interner<T, N> {
-    pub(crate) fn new() -> RwLock<Self> {
-        RwLock::new(Self {
-            ids: HashMap::new(),
-            values: Vec::new(),
-        })
-    }
-
-    pub(crate) fn value(&self, id: u32) -> &T {
-        &self.values[id as usize].0
-    }
-
-    pub(crate) fn note(&self, id: u32) -> &N {
-        &self.values[id as usize].1
-    }
-
-    pub(crate) fn id(&mut self, value: T, note: N) -> u32 {
-        let next = u32::try_from(self.values.len()).expect("few enough values");
-        match self.ids.entry(value) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(new) => {
-                self.values.push((new.key().clone(), note));
-                *new.insert(next)
-            }
-        }
-    }
-}
-
-/// What a pure function answered before.
-#[derive(Debug)]
-pub(crate) struct Memo<K, V>(RwLock<HashMap<K, V>>);
-
-impl<K: Eq + Hash, V: Clone> Memo<K, V> {
+impl<T: Eq + Hash, N> Seen<T, N> {
     pub(crate) fn new() -> Self {
-        Self(RwLock::new(HashMap::new()))
+        Self(RwLock::new(IndexMap::new()))
     }
 
-    pub(crate) fn get_or(&self, key: K, make: impl FnOnce() -> V) -> V {
-        self.get_or_make(key, |_| make())
+    /// One that knows this, by number 0.
+    pub(crate) fn of(value: T, note: N) -> Self {
+        Self(RwLock::new(IndexMap::from([(value, note)])))
     }
 
-    pub(crate) fn get_or_make(&self, key: K, make: impl FnOnce(&K) -> V) -> V {
-        if let Some(value) = self.0.read().expect("no panic").get(&key) {
-            return value.clone();
-        }
-        let value = make(&key);
+    pub(crate) fn see<R>(&self, id: u32, see: impl FnOnce(&T, &N) -> R) -> R {
+        let values = self.0.read().expect("no panic");
+        let (value, note) = values.get_index(id as usize).expect("a value seen before");
+        see(value, note)
+    }
+
+    /// The number of a value. The note stays that with which it was seen first.
+    pub(crate) fn id(&self, value: T, note: N) -> u32 {
         let mut values = self.0.write().expect("no panic");
-        values.insert(key, value.clone());
-        value
+        let entry = values.entry(value);
+        let id = entry.index();
+        entry.or_insert(note);
+        u32::try_from(id).expect("few enough values")
+    }
+
+    pub(crate) fn get_or(&self, value: T, make: impl FnOnce(&T) -> N) -> N
+    where
+        N: Clone,
+    {
+        let known = self.0.read().expect("no panic").get(&value).cloned();
+        known.unwrap_or_else(|| {
+            let note = make(&value);
+            self.id(value, note.clone());
+            note
+        })
     }
 }
 
@@ -88,6 +71,8 @@ pub(crate) struct Kept {
     pub(crate) and_intent: bool,
 }
 
+type Names = Arc<[KeyNames]>;
+
 /// All nodes: one function from a store and a request to a store and an answer.
 #[derive(Debug)]
 pub(crate) struct Nodes {
@@ -98,19 +83,17 @@ pub(crate) struct Nodes {
     pub(crate) is_large: bool,
     pub(crate) owners: Vec<OwnerToken>,
     /// Per client the names of its keys.
-    names: Vec<Arc<[KeyNames]>>,
-    /// Per client the names of its keys one by one.
-    single: Vec<Vec<Arc<[KeyNames]>>>,
-    stores: RwLock<Interner<Store, Kept>>,
-    executed: Memo<(u32, u8, u8, u8), (u32, Heard)>,
-    vanished: Memo<(u32, usize, u8), u32>,
+    names: Vec<Names>,
+    stores: Seen<Store, Kept>,
+    executed: Seen<(u32, u8, u8, u8), (u32, Heard)>,
+    vanished: Seen<(u32, usize, u8), u32>,
 }
 
 impl Nodes {
     /// Nodes for the clients of a model, and one more, which was there before them or comes after them.
     pub(crate) fn new(spec: &Spec) -> Self {
         let namespace = Namespace::default();
-        let name = |keys: &[u8]| -> Arc<[KeyNames]> {
+        let name = |keys: &[u8]| -> Names {
             if spec.has(May::Execute) {
                 return [names_with_record(&namespace, spec.has(May::Intend))].into();
             }
@@ -119,8 +102,8 @@ impl Nodes {
             let names = names.into_iter().map(|name| namespace.with_shared(name));
             names.collect()
         };
-        let sets: Vec<&[u8]> = spec.clients.iter().map(|role| role.keys).collect();
-        let sets = [&sets[..], &[&[0]]].concat();
+        let sets = spec.clients.iter().map(|role| role.keys);
+        let names: Vec<Names> = sets.chain([&[0][..]]).map(name).collect();
         let owner = |client| match spec.has(May::Execute) {
             true => requests::once(true).owner([client; 16]),
             false => OwnerToken::from_random([client; 16]),
@@ -130,32 +113,23 @@ impl Nodes {
             variant: spec.variant,
             executes: spec.has(May::Execute),
             is_large: spec.has(May::BeLarge),
-            owners: (0_u8..).take(sets.len()).map(owner).collect(),
-            names: sets.iter().map(|set| name(set)).collect(),
-            single: sets
-                .iter()
-                .map(|set| set.iter().map(|key| name(&[*key])).collect())
-                .collect(),
-            stores: Interner::new(),
-            executed: Memo::new(),
-            vanished: Memo::new(),
+            owners: (0_u8..).take(names.len()).map(owner).collect(),
+            names,
+            stores: Seen::of(Store::new(), Kept::default()),
+            executed: Seen::new(),
+            vanished: Seen::new(),
         }
-    }
-
-    /// A node that remembers nothing.
-    pub(crate) fn empty(&self) -> u32 {
-        self.intern(Store::new())
     }
 
     /// What a node has of executions that are decided.
     pub(crate) fn kept(&self, store: u32) -> Kept {
-        *self.stores.read().expect("no panic").note(store)
+        self.stores.see(store, |_, kept| *kept)
     }
 
     /// Carries out a request of `client`, by its number, at a node, at `now`.
     pub(crate) fn execute(&self, store: u32, client: usize, op: u8, now: u8) -> (u32, Heard) {
-        let number = u8::try_from(client).expect("few clients");
-        self.executed.get_or((store, number, op, now), || {
+        let key = (store, small(client), op, now);
+        self.executed.get_or(key, |_| {
             let mut node = self.get(store);
             let reply = self.apply(&mut node, client, self.words.op(op), ticks(now));
             (self.intern(node), self.words.hear(reply))
@@ -164,10 +138,10 @@ impl Nodes {
 
     /// Lets the lock of `client` on the `key`th of its keys vanish from a node; what else is there stays.
     pub(crate) fn vanish(&self, store: u32, client: usize, key: u8) -> u32 {
-        self.vanished.get_or((store, client, key), || {
+        self.vanished.get_or((store, client, key), |_| {
             let mut node = self.get(store);
-            let names = &self.single[client][usize::from(key)];
-            self.send(&mut node, client, names, Op::ReleaseExecuted, ticks(0));
+            let names = [self.names[client][usize::from(key)].clone()].into();
+            self.send(&mut node, client, &names, Op::ReleaseExecuted, ticks(0));
             self.intern(node)
         })
     }
@@ -180,34 +154,27 @@ impl Nodes {
     fn apply(&self, node: &mut Store, client: usize, op: Op, now: Duration) -> Reply {
         let all = &self.names[client];
         match (self.variant, &op) {
-            (Variant::RaisesNewFencesOnly, Op::Acquire { ttl, .. }) => {
+            (Variant::RaisesNewFencesOnly, &Op::Acquire { ttl, .. }) => {
                 // What the shipped node answers is the right number; it is then carried out on
                 // the free keys alone.
-                let ttl = *ttl;
                 let reply = self.send(&mut node.clone(), client, all, op, now);
                 let Reply::Granted(number) = reply else {
                     return reply;
                 };
-                for names in &self.single[client] {
-                    let before = node.clone();
-                    self.send(node, client, names, Op::Release, now);
-                    let free = *node == before;
-                    *node = before;
-                    if free {
-                        self.send(node, client, names, acquire(Some(number), ttl), now);
+                for names in all.iter().map(|names| [names.clone()].into()) {
+                    let mut without = node.clone();
+                    self.send(&mut without, client, &names, Op::Release, now);
+                    if without == *node {
+                        self.send(node, client, &names, acquire(Some(number), ttl), now);
                     }
                 }
                 reply
             }
-            (Variant::ConfirmShortens, Op::Confirm { ttl, .. }) => {
-                let ttl = *ttl;
+            (Variant::ConfirmShortens, &Op::Confirm { ttl, .. }) => {
                 let reply = self.send(node, client, all, op, now);
                 if let Reply::At(fence) = reply {
-                    // The lock set anew, with the number that the fence has: only the expiry
-                    // can have changed. A shipped node never grants without raising the fence, so the node is built
-                    // again.
-                    self.send(node, client, all, Op::Release, now);
-                    assert_eq!(node.held(now), 0, "for models with a single key");
+                    // Set anew, with the number that the fence has, only the expiry can have changed. A shipped node
+                    // never grants without raising the fence, so the node is built again, which is for a single key.
                     *node = Store::new();
                     self.send(node, client, all, acquire(Some(fence), ttl), now);
                 }
@@ -221,14 +188,7 @@ impl Nodes {
         self.send(node, client, &self.names[client], op, now)
     }
 
-    fn send(
-        &self,
-        node: &mut Store,
-        client: usize,
-        names: &Arc<[KeyNames]>,
-        op: Op,
-        now: Duration,
-    ) -> Reply {
+    fn send(&self, node: &mut Store, client: usize, names: &Names, op: Op, now: Duration) -> Reply {
         let command = Command {
             names: Arc::clone(names),
             owner: self.owners[client].clone(),
@@ -238,23 +198,21 @@ impl Nodes {
     }
 
     fn get(&self, id: u32) -> Store {
-        let stores = self.stores.read().expect("no panic");
-        stores.value(id).clone()
+        self.stores.see(id, |store, _| store.clone())
     }
 
     fn intern(&self, mut store: Store) -> u32 {
         let kept = self.forget_beside_record(&mut store);
-        self.stores.write().expect("no panic").id(store, kept)
+        self.stores.id(store, kept)
     }
 }
 
+/// A node that remembers nothing.
+pub(crate) const EMPTY: u32 = 0;
+
 /// The request for a lock.
 pub(crate) fn acquire(proposal: Option<u64>, ttl: Duration) -> Op {
-    Op::Acquire {
-        proposal,
-        ttl,
-        retention: RETENTION,
-    }
+    Access::Exclusive.acquire(proposal, ttl, RETENTION)
 }
 
 /// A tick of a model is long, so that the drift of clocks is less than one.

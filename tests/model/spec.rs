@@ -75,25 +75,6 @@ pub(crate) enum Variant {
     DeafOnceGranted,
 }
 
-impl Variant {
-    /// Whether a client raises the group with the lower token.
-    pub(crate) fn raises(self) -> bool {
-        !matches!(
-            self,
-            Self::CountsFirstGroup
-                | Self::NeverRaises
-                | Self::RaisesAlone
-                | Self::KeepsTokensApart
-                | Self::KeepsFirstGroup
-        )
-    }
-
-    /// Whether a client proposes its clock also to its second group.
-    pub(crate) fn proposes_its_clock(self) -> bool {
-        matches!(self, Self::ProposesItsClock | Self::KeepsTokensApart)
-    }
-}
-
 /// The groups that a client may lock a key in. A key moves from the first to the second.
 pub(crate) const GROUPS: usize = 2;
 
@@ -281,13 +262,6 @@ impl Spec {
 
     pub(crate) fn is_fenced(&self) -> bool {
         self.proposals != Proposals::None
-    }
-
-    pub(crate) fn most_proposed(&self) -> u8 {
-        match self.proposals {
-            Proposals::UpTo(most) => most,
-            _ => 0,
-        }
     }
 
     /// Whether the key moves from one group to another.

@@ -14,24 +14,23 @@
 //! Where clients release at any time, a request that changes nothing at its node and does not help its client is not
 //! carried out, which is as if it were lost. In *whole lives*, these rules are off: the first client renews its lock, and
 //! may be revoked; each timer may be late; refusals are heard; clients give up waiting for single answers; and with
-//! [`Spec::settles`], answers to releases are heard until the lease is settled. The requests of a client to a node run
+//! [`May::Settle`], answers to releases are heard until the lease is settled. The requests of a client to a node run
 //! in their order there, as on a lane, but for those that are lost before one that runs.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use stateright::{Model, Property};
-use tower_redlock::protocol::lease::{Effect, Event, Input, Lease, LeaseRequest, LeaseSpec};
-use tower_redlock::protocol::message::{Op, Reply};
+use tower_redlock::protocol::lease::{Effect, Event, Input, Lease, LeaseSpec};
+use tower_redlock::protocol::message::{Answer, Op, Reply};
 
-use crate::leases::{
-    self, BEGIN, Call, Heard, Leases, Step, Told, keep_old_answers, sorting, tick_after,
-};
-use crate::space::{Memo, Nodes, RETENTION, acquire, ticks};
+use crate::leases::{Call, Heard, Leases, Step, Told, small, tick_after};
+use crate::requests;
+use crate::space::{Nodes, RETENTION, Seen, acquire, ticks};
 use crate::spec::{Fault, GROUPS, May, Proposals, Spec, Variant};
 use crate::world::guard::{Generation, OLD};
 use crate::world::moving::Moved;
-use crate::world::once::{Executed, Execution, NODE_TIMEOUT};
+use crate::world::once::{Execution, NODE_TIMEOUT};
 
 mod guard;
 mod moving;
@@ -91,8 +90,9 @@ enum Stage {
 
 /// The lock of a client in one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Lock<const K: usize> {
-    of: leases::Client<K>,
+struct Lock {
+    /// 0 before it begins, and when nothing matters any more that it might do.
+    lease: u32,
     began: u8,
     token: u8,
     /// The tick at which it is no more to be relied on, or would not be if it were granted.
@@ -101,10 +101,21 @@ struct Lock<const K: usize> {
     raised: u8,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+impl Lock {
+    fn of(lease: u32) -> Self {
+        Self {
+            lease,
+            ..Self::default()
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Client<const K: usize> {
     stage: Stage,
-    locks: [Lock<K>; GROUPS],
+    locks: [Lock; GROUPS],
+    /// What it asked for in each group, by the numbers of its requests.
+    asked: [[u8; K]; GROUPS],
     /// The rivals that had completed when this one began, as bits, and when its extension did.
     after: u8,
     extended_after: u8,
@@ -134,24 +145,29 @@ pub(crate) struct State<const N: usize, const C: usize, const K: usize> {
     extensions: u8,
     faults: u8,
     jumps: u8,
-    /// A lock was extended that was lost, or over.
-    extended_too_late: bool,
-    /// A lease that had lost or released its lock asked for it.
-    asked_too_late: bool,
-    /// A lease had no node left that may hold the key, and one did.
-    settled_too_early: bool,
+    broken: Broken,
     moved: Moved,
-    executed: Executed,
+    /// A record was decided.
+    is_decided: bool,
 }
 
 impl<const N: usize, const C: usize, const K: usize> State<N, C, K> {
+    fn lease(&self, client: usize, group: usize) -> u32 {
+        self.clients[client].locks[group].lease
+    }
+
     /// The time of a client's lease.
     fn clock(&self, client: usize) -> u8 {
-        match self.clients[client].execution.is_late {
-            true => 2 * NODE_TIMEOUT,
-            false => self.now,
-        }
+        let is_late = self.clients[client].execution.is_late;
+        if is_late { 2 * NODE_TIMEOUT } else { self.now }
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reading {
+    Never,
+    Later,
+    AtOnce,
 }
 
 /// What happens: time passes, to a node, or to a client.
@@ -207,26 +223,24 @@ pub(crate) struct World<const N: usize, const C: usize, const K: usize> {
     leases: [Leases; GROUPS],
     /// Per client those that share a key with it, itself left out, as bits.
     rivals: Vec<u8>,
-    orphaned: Memo<(u32, u8), bool>,
+    orphaned: Seen<(u32, u8), bool>,
 }
 
 impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     pub(crate) fn new(spec: Spec) -> Self {
-        let rivals = spec.clients.iter().enumerate().map(|(me, mine)| {
-            let others = spec.clients.iter().enumerate();
-            let meets = |other: &[u8]| other.iter().any(|key| mine.keys.contains(key));
-            let orders = spec.is_fenced() && !spec.moves() && !spec.has(May::Execute);
-            others
-                .filter(|(other, theirs)| orders && *other != me && meets(theirs.keys))
-                .fold(0, |bits, (other, _)| bits | 1 << other)
+        let orders = spec.is_fenced() && !spec.moves() && !spec.has(May::Execute);
+        let roles = || spec.clients.iter().enumerate();
+        let rivals = roles().map(|(me, mine)| {
+            let meets = |keys: &[u8]| keys.iter().any(|key| mine.keys.contains(key));
+            bits(roles().map(|(other, theirs)| orders && other != me && meets(theirs.keys)))
         });
         let nodes = Nodes::new(&spec);
         let present = spec.present.unwrap_or(N);
-        let leases = |nodes_of: usize| Leases::new(&nodes.words, nodes_of.max(1));
+        let leases = [present, (N - present).max(1)];
         Self {
-            leases: [leases(present), leases(N - present)],
+            leases: leases.map(|nodes_of| Leases::new(&nodes.words, nodes_of)),
             rivals: rivals.collect(),
-            orphaned: Memo::new(),
+            orphaned: Seen::new(),
             nodes,
             spec,
         }
@@ -235,10 +249,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     /// The nodes of a group.
     fn members(&self, group: usize) -> Range<usize> {
         let present = self.spec.present.unwrap_or(N);
-        match group {
-            0 => 0..present,
-            _ => present..N,
-        }
+        if group == 0 { 0..present } else { present..N }
     }
 
     fn group_of(&self, node: usize) -> usize {
@@ -250,11 +261,8 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     }
 
     fn completed(&self, state: &State<N, C, K>, client: usize) -> u8 {
-        let clients = state.clients.iter().enumerate();
-        self.rivals[client]
-            & clients
-                .filter(|(_, other)| other.stage >= Stage::Holding)
-                .fold(0, |bits, (other, _)| bits | 1 << other)
+        let complete = |other: &Client<K>| other.stage >= Stage::Holding;
+        self.rivals[client] & bits(state.clients.iter().map(complete))
     }
 
     fn is_valid(&self, state: &State<N, C, K>, client: usize) -> bool {
@@ -271,59 +279,43 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     fn run(&self, state: &State<N, C, K>, client: usize, node: usize, call: usize) -> (u32, Heard) {
         let column = &state.nodes[node];
         let me = &state.clients[client];
-        let op = me.locks[self.group_of(node)].of.asked[call];
+        let op = me.asked[self.group_of(node)][call];
         let compares = self.spec.window > 0 && self.spec.variant != Variant::NoCompare;
         let is_foreign = column.links[client].sent[call] != column.generation.id;
         if compares && is_foreign && !(self.spec.has(May::Release) && self.is_release(op)) {
             return (column.store, Heard::FAILED);
         }
         let (store, heard) = self.nodes.execute(column.store, client, op, state.now);
-        let counts_every_ok = match self.spec.variant {
-            Variant::CountsEveryOk => true,
-            Variant::ExtendsByKey => me.stage == Stage::Extending,
-            _ => false,
-        };
+        let counts_every_ok = self.spec.variant == Variant::CountsEveryOk
+            || self.spec.variant == Variant::ExtendsByKey && me.stage == Stage::Extending;
         let words = &self.nodes.words;
-        let heard = match (counts_every_ok, words.reply(heard)) {
-            (true, Some(Reply::At(_))) => match words.op(op) {
-                Op::Confirm {
-                    token: Some(token), ..
-                } => words.hear(Reply::At(token)),
-                _ => heard,
-            },
-            _ => heard,
-        };
+        if counts_every_ok
+            && let Answer::Replied(Reply::At(_)) = words.answer(heard)
+            && let Op::Confirm { token, .. } = words.op(op)
+            && let Some(token) = token
+        {
+            return (store, words.hear(Reply::At(token)));
+        }
         (store, heard)
     }
 
-    /// Whether a client reads an answer: what does not help it to the lock is as good as lost. A refusal may help to a
-    /// second phase, but that of a node that is alone in its group.
-    fn reads(&self, state: &State<N, C, K>, client: usize, node: usize, heard: Heard) -> bool {
-        let reply = || self.nodes.words.reply(heard);
-        !self.spec.is_lossy()
-            || matches!(reply(), Some(Reply::Granted(_) | Reply::At(_)))
-            || self.spec.is_fenced()
-                && self.is_acquiring(state, client, node)
-                && !self.is_alone(node)
-    }
-
-    /// Whether a node that is alone in its group refuses a client, which reads that at once or never.
-    fn is_refused(&self, state: &State<N, C, K>, client: usize, node: usize, heard: Heard) -> bool {
-        let reply = || self.nodes.words.reply(heard);
-        self.spec.moves()
-            && self.is_alone(node)
-            && matches!(reply(), Some(Reply::Held { .. }))
-            && self.is_acquiring(state, client, node)
-    }
-
-    fn is_alone(&self, node: usize) -> bool {
-        self.members(self.group_of(node)).len() == 1
-    }
-
-    fn is_acquiring(&self, state: &State<N, C, K>, client: usize, node: usize) -> bool {
+    /// When a client reads an answer: what does not help it to the lock is as good as lost. A refusal may help to a second
+    /// phase, but that of a node that is alone in its group, which is read at once or never.
+    fn reading(&self, state: &State<N, C, K>, client: usize, node: usize, heard: Heard) -> Reading {
         let group = self.group_of(node);
-        let lease = state.clients[client].locks[group].of.lease;
-        lease != 0 && self.leases[group].of(lease, Lease::is_acquiring)
+        let is_alone = self.members(group).len() == 1;
+        let acquires = || self.leases[group].is(state.lease(client, group), Lease::is_acquiring);
+        if !self.spec.is_lossy() {
+            return Reading::Later;
+        }
+        match self.nodes.words.answer(heard) {
+            Answer::Replied(Reply::Granted(_) | Reply::At(_)) => Reading::Later,
+            Answer::Replied(Reply::Held { .. }) if self.spec.moves() && is_alone && acquires() => {
+                Reading::AtOnce
+            }
+            _ if self.spec.is_fenced() && !is_alone && acquires() => Reading::Later,
+            _ => Reading::Never,
+        }
     }
 
     /// Whether a client has the lock at a node.
@@ -333,73 +325,81 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let op = access.confirm(token, ticks(1), RETENTION);
         let op = self.nodes.words.number(&op);
         let (_, heard) = self.nodes.execute(store, client, op, now);
-        matches!(self.nodes.words.reply(heard), Some(Reply::At(_)))
+        let answer = self.nodes.words.answer(heard);
+        matches!(answer, Answer::Replied(Reply::At(_)))
     }
 
     fn begin(&self, state: &mut State<N, C, K>, client: usize, group: usize, proposal: u8) {
         let role = &self.spec.clients[client];
-        let after = self.completed(state, client);
+        let (after, execution) = (self.completed(state, client), state.new_execution());
         let me = &mut state.clients[client];
+        me.execution = execution;
         if me.stage != Stage::Holding {
             me.stage = Stage::Acquiring;
         }
         me.after = after;
         me.locks[group].began = state.now;
         me.locks[group].until = state.now + role.ttl;
+
         // A lease only passes its proposal on, so all may be told the same one, and the request has the other.
-        let is_told = !self.spec.moves() && !self.spec.has(May::Execute);
+        let executes = self.spec.has(May::Execute);
+        let is_told = !self.spec.moves() && !executes;
         let told = if is_told { proposal } else { 1 };
         let spec = LeaseSpec {
             access: role.access,
+            ttl: ticks(role.ttl),
+            proposal: self.spec.is_fenced().then_some(told.into()),
+            retention: RETENTION,
+            node_timeout: if executes {
+                ticks(NODE_TIMEOUT)
+            } else {
+                RETENTION
+            },
             renews: self.spec.has(May::Live) && client == 0,
             is_partial: role.groups.len() > 1,
-            ..leases::spec(role.ttl, self.spec.is_fenced().then_some(told))
+            max_hold: None,
+            hold_at_least: None,
+            once: executes.then(|| requests::once(!self.only_repairs(client))),
         };
-        let spec = self.as_execution(state, client, spec);
-        let step = self.leases[group].begin(&spec, state.now);
+        let step = self.leases[group].begin(spec, state.now);
         self.take(state, client, group, &step);
         if told != proposal {
-            let acquire = acquire(Some(proposal.into()), spec.ttl);
+            let acquire = acquire(Some(proposal.into()), ticks(role.ttl));
             let acquire = self.nodes.words.number(&acquire);
-            state.clients[client].locks[group].of.asked[0] = acquire;
+            state.clients[client].asked[group][0] = acquire;
         }
     }
 
     fn handle(&self, state: &mut State<N, C, K>, client: usize, group: usize, input: Input) {
-        let lease = state.clients[client].locks[group].of.lease;
-        let now = state.clock(client);
-        let step = self.leases[group].handle(lease, input, now);
+        let lease = state.lease(client, group);
+        let step = self.leases[group].handle(lease, input, state.clock(client));
         self.take(state, client, group, &step);
     }
 
     /// The answers of a group that a client may read.
     fn answers(&self, state: &State<N, C, K>, client: usize, group: usize) -> Vec<Told> {
         let leases = &self.leases[group];
-        let lease = state.clients[client].locks[group].of.lease;
+        let lease = state.lease(client, group);
         let extends = leases.of(lease, Lease::is_extending);
-        let last = u8::try_from(leases.of(lease, Lease::number)).expect("few requests");
+        let last = leases.of(lease, Lease::number);
         // Of the current request only: what does not count is not listened to.
         let executes = self.spec.has(May::Execute);
         let gives_up = match extends && !executes {
             true => self.spec.is_timed() && !self.spec.moves(),
             false => self.spec.has(May::GiveUp),
         };
+        let counts_old = extends && self.spec.variant == Variant::CountsOldExtension;
         let mut answers = Vec::new();
-        for (node, column) in (0_u8..).zip(&state.nodes[self.members(group)]) {
-            for (number, call) in (1_u8..).zip(&column.links[client].calls) {
-                if executes && !leases.of(lease, |lease| lease.counts(number.into())) {
+        for (node, column) in state.nodes[self.members(group)].iter().enumerate() {
+            for (number, call) in (1..).zip(&column.links[client].calls) {
+                if executes && !leases.of(lease, |lease| lease.counts(number)) {
                     continue;
                 }
-                let is_old = extends && number > 1;
-                let counts_old = self.spec.variant == Variant::CountsOldExtension;
-                let number = if is_old && counts_old { last } else { number };
-                let told = |heard| Told {
-                    node,
-                    number,
-                    heard,
-                };
+                let is_old = counts_old && number > 1;
+                let number = if is_old { last } else { number };
+                let told = |heard| Told::new(node, number, heard);
                 if let Call::Ran(heard) = *call {
-                    self.as_variant(state, client, told(heard), &mut answers);
+                    answers.extend(self.as_variant(state, client, told(heard)));
                 }
                 if gives_up && matches!(call, Call::Sent | Call::Ran(_)) {
                     answers.push(told(Heard::FAILED));
@@ -418,21 +418,20 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             _ => state.now,
         };
         let lease = match self.spec.variant {
-            Variant::EndFromReply => leases.hastened(lock.of.lease, now),
-            _ => lock.of.lease,
+            Variant::EndFromReply => leases.hastened(lock.lease, now),
+            _ => lock.lease,
         };
         let answers = self.answers(state, client, group);
-        let mut steps = leases.decisions(lease, answers, now).to_vec();
-        let has_timer =
-            self.spec.has(May::Live) || !self.spec.has(May::Release) && me.stage >= Stage::Holding;
-        if has_timer && leases.is_due(lease, now) {
+        let mut steps = leases.decisions(lease, answers, now, false).to_vec();
+        let (lives, releases) = (self.spec.has(May::Live), self.spec.has(May::Release));
+        let has_timer = lives || !releases && me.stage >= Stage::Holding;
+        let due = leases.of(lease, Lease::poll_timeout);
+        if has_timer && due.is_some_and(|due| due <= ticks(now)) {
             steps.push(leases.handle(lease, Input::TimedOut, now));
         }
         if self.spec.variant == Variant::NoWriteBack {
-            steps = steps
-                .into_iter()
-                .map(|step| self.confirmed_by_itself(step))
-                .collect();
+            let confirmed = |step| self.confirmed_by_itself(step);
+            steps = steps.into_iter().map(confirmed).collect();
         }
         // Who does not release stops at any moment, refused or not.
         let is_stop = |event: &Event| match event {
@@ -440,34 +439,25 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             Event::NotExtended { .. } | Event::Lost(_) => !self.spec.is_timed(),
             _ => false,
         };
-        steps.retain(|step| self.spec.has(May::Release) || !step.events.iter().any(is_stop));
+        steps.retain(|step| releases || !step.events.iter().any(is_stop));
         steps
     }
 
     /// A wrong variant takes the highest number of a majority as confirmed, and asks no node.
     fn confirmed_by_itself(&self, step: Arc<Step>) -> Arc<Step> {
-        let Some(request) = &step.request else {
-            return step;
-        };
-        let Op::Confirm {
-            token: Some(token), ..
-        } = request.op
-        else {
-            return step;
-        };
-        let heard = self.nodes.words.hear(Reply::At(token));
-        let tell = |step: Arc<Step>, node| {
-            let told = Told {
-                node: u8::try_from(node).expect("few nodes"),
-                number: u8::try_from(request.number).expect("few requests"),
-                heard,
-            };
-            match step.events.is_empty() {
-                true => self.leases[0].tell(step.lease, told, 0),
+        if let Some(request) = &step.request
+            && let Op::Confirm { token, .. } = request.op
+            && let Some(token) = token
+        {
+            let heard = self.nodes.words.hear(Reply::At(token));
+            let told = |node| Told::new(node, request.number, heard);
+            let tell = |step: Arc<Step>, node| match step.events.is_empty() {
+                true => self.leases[0].tell(step.lease, told(node), 0),
                 false => step,
-            }
-        };
-        request.nodes.iter().fold(Arc::clone(&step), tell)
+            };
+            return request.nodes.iter().fold(Arc::clone(&step), tell);
+        }
+        step
     }
 
     /// Goes on as the lease of a client in a group says, until it waits for something.
@@ -476,41 +466,57 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         self.settle(state, client);
     }
 
+    /// Goes on as a step says: with the lease, with what it has read, and with what it asks for.
+    ///
+    /// What does not count any more is not read. What was read stays until the lease has decided, because it tells
+    /// nodes apart.
     fn follow(&self, state: &mut State<N, C, K>, client: usize, group: usize, step: &Step) {
-        let before = (self.spec.variant == Variant::CountsOldExtension).then_some(state.nodes);
-        let me = &mut state.clients[client];
-        let columns = &mut state.nodes[self.members(group)];
-        let links = columns
-            .iter_mut()
-            .map(|column| &mut column.links[client].calls);
-        self.leases[group].follow(step, &mut me.locks[group].of, links);
-        if let Some(before) = before
-            && me.stage == Stage::Holding
-        {
-            let links = columns
-                .iter_mut()
-                .map(|column| &mut column.links[client].calls);
-            let before = before.iter().map(|column| column.links[client].calls);
-            keep_old_answers(links, before);
+        let (leases, me) = (&self.leases[group], &mut state.clients[client]);
+        let nodes = &mut state.nodes[self.members(group)];
+        me.locks[group].lease = step.lease;
+        // A wrong variant still hears what does not count any more.
+        let forgets =
+            self.spec.variant != Variant::CountsOldExtension || me.stage != Stage::Holding;
+        if forgets {
+            for told in &step.read {
+                let calls = &mut nodes[usize::from(told.node)].links[client].calls;
+                calls[told.call()].read(told.heard);
+            }
+            leases.of(step.lease, |lease| {
+                for node in nodes.iter_mut() {
+                    for (number, call) in (1..).zip(&mut node.links[client].calls) {
+                        let is_read = step.events.is_empty() && matches!(call, Call::Read(_));
+                        if !is_read && !lease.counts(number) {
+                            call.deafen();
+                        }
+                    }
+                }
+            });
+        }
+        if let Some(request) = &step.request {
+            let call = request.number as usize - 1;
+            me.asked[group][call] = step.op;
+            for node in request.nodes.iter() {
+                nodes[node].links[client].calls[call] = Call::Sent;
+            }
         }
         for event in &step.events {
             self.on_event(state, client, group, event);
         }
-        let is_settled = self.leases[group].of(step.lease, Lease::is_settled);
+        let is_settled = leases.of(step.lease, Lease::is_settled);
         let holds_none = |lease: &Lease| lease.may_hold().is_empty();
-        if self.spec.has(May::Live) && is_settled && self.leases[group].of(step.lease, holds_none) {
-            let mut stores = state.nodes.iter().map(|column| column.store);
-            state.settled_too_early |= stores.any(|store| self.has(store, client, state.now));
+        if self.spec.has(May::Live) && is_settled && leases.of(step.lease, holds_none) {
+            let has = |store| self.has(store, client, state.now);
+            let is_left = state.stores().any(has);
+            state.broken.note(SETTLED, is_left);
         }
         let me = &mut state.clients[client];
         let goes_on = self.spec.has(May::Settle) && !is_settled;
         if me.stage == Stage::Refused || me.stage == Stage::Gone && !goes_on {
-            me.locks[group].of.lease = 0;
+            me.locks[group].lease = 0;
         }
-        if let Some(request) = &step.request
-            && (self.spec.has(May::Release) || me.stage != Stage::Refused)
-        {
-            self.send(state, client, group, step.op, request);
+        if self.spec.has(May::Release) || me.stage != Stage::Refused {
+            self.send(state, client, group, step);
         }
     }
 
@@ -526,13 +532,13 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 valid_until,
                 ..
             } => {
-                lock.token = u8::try_from(*number).expect("numbers of a model are small");
+                lock.token = small(*number);
                 lock.until = tick_after(*valid_until);
                 self.hold_if_complete(state, client);
             }
             Event::Extended { valid_until, .. } => {
-                let is_over = matches!(me.stage, Stage::Lost | Stage::Gone);
-                state.extended_too_late |= is_over || lock.until <= state.now;
+                let is_gone = matches!(me.stage, Stage::Lost | Stage::Gone);
+                state.broken.note(LOSS, is_gone || lock.until <= state.now);
                 lock.until = tick_after(*valid_until);
                 if lock.raised > 0 {
                     lock.token = std::mem::take(&mut lock.raised);
@@ -544,15 +550,10 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 }
             }
             Event::NotExtended { .. } if lock.raised == 0 => {}
-            Event::Lost(_) if !self.spec.moves() => {
-                me.stage = Stage::Lost;
-                lock.until = 0;
-            }
+            Event::Lost(_) if !self.spec.moves() => (me.stage, lock.until) = (Stage::Lost, 0),
             Event::Refused(_) | Event::TooLate { .. } if !self.spec.moves() => {
-                me.stage = match self.spec.has(May::Release) {
-                    true => Stage::Gone,
-                    false => Stage::Refused,
-                };
+                let goes = self.spec.has(May::Release);
+                me.stage = if goes { Stage::Gone } else { Stage::Refused };
                 lock.until = 0;
             }
             Event::Refused(_) if me.locks.iter().any(|lock| lock.token > 0) => {
@@ -568,37 +569,37 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     }
 
     /// Sends a request to those nodes that are asked for their vote; the lease hears which those are not.
-    fn send(
-        &self,
-        state: &mut State<N, C, K>,
-        client: usize,
-        group: usize,
-        op: u8,
-        request: &LeaseRequest,
-    ) {
+    fn send(&self, state: &mut State<N, C, K>, client: usize, group: usize, step: &Step) {
+        let Some(request) = &step.request else {
+            return;
+        };
         if self.spec.has(May::Execute) {
             return self.on_request(state, client, request);
         }
-        let is_release = self.is_release(op);
+        let is_release = self.is_release(step.op);
         let is_over = matches!(state.clients[client].stage, Stage::Lost | Stage::Gone);
-        state.asked_too_late |= !is_release && is_over;
-        let number = request.number;
+        state.broken.note(ASKED, !is_release && is_over);
+        let (number, now) = (request.number, state.now);
         let call = number as usize - 1;
-        let mut never = Vec::new();
+        let nodes = &mut state.nodes[self.members(group)];
+        let mut never = request.nodes;
         for node in request.nodes.iter() {
-            let link = &mut state.nodes[self.members(group).start + node].links[client];
+            let link = &mut nodes[node].links[client];
+            let is_asked = is_release || link.known != 0 && now >= link.from;
             link.sent[call] = link.known;
+            if !is_asked {
+                link.calls[call] = Call::None;
+                continue;
+            }
+            never.remove(node);
             if is_release && self.spec.moves() {
                 link.calls[call].stand();
             } else if is_release && !self.spec.has(May::Settle) {
                 link.calls[call].deafen();
-            } else if !is_release && (link.known == 0 || state.now < link.from) {
-                link.calls[call] = Call::None;
-                never.push(node);
             }
         }
-        for node in never {
-            if state.clients[client].locks[group].of.lease != 0 {
+        for node in never.iter() {
+            if state.clients[client].locks[group].lease != 0 {
                 self.handle(state, client, group, Input::NeverSent { node, number });
             }
         }
@@ -607,42 +608,32 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     /// Releases the lock in all groups, or gives it up before it is there.
     fn give_up(&self, state: &mut State<N, C, K>, client: usize, stage: Stage) {
         let keeps = self.spec.variant == Variant::KeepsFirstGroup && stage == Stage::Refused;
-        let Client {
-            locks, is_revoked, ..
-        } = state.clients[client];
-        state.clients[client] = Client {
-            stage,
-            is_revoked,
-            locks: locks.map(|Lock { of, .. }| Lock {
-                of,
-                ..Lock::default()
-            }),
-            ..Client::default()
-        };
-        for (group, lock) in locks.iter().enumerate() {
-            if lock.of.lease == 0 {
-                continue;
-            }
-            let is_acquiring = self.leases[group].of(lock.of.lease, Lease::is_acquiring);
-            let (publishes, effect) = (false, Effect::Unknown);
-            let input = match is_acquiring {
-                true => Input::Abandoned,
-                false => Input::Dropped { publishes, effect },
-            };
+        let me = &mut state.clients[client];
+        let locks = me.locks;
+        (me.stage, me.after, me.extended_after, me.extensions) = (stage, 0, 0, 0);
+        me.locks = locks.map(|Lock { lease, .. }| Lock::of(lease));
+        for (group, lock) in locks.iter().enumerate().filter(|(_, lock)| lock.lease != 0) {
             if keeps && lock.token > 0 {
-                state.clients[client].locks[group].of.lease = 0;
+                state.clients[client].locks[group].lease = 0;
             } else {
-                self.handle(state, client, group, input);
+                self.drop_lease(state, client, group, Effect::Unknown);
             }
         }
-        for column in state.nodes.iter_mut().filter(|_| self.spec.moves()) {
-            let calls = column.links[client].calls.iter_mut();
+        if self.spec.moves() {
             // Only the answers to a release still count.
-            calls.for_each(|call| match keeps {
-                true => call.deafen(),
-                false => call.stand(),
-            });
+            let forget = if keeps { Call::deafen } else { Call::stand };
+            state.calls(client).for_each(forget);
         }
+    }
+
+    /// The caller goes.
+    fn drop_lease(&self, state: &mut State<N, C, K>, client: usize, group: usize, effect: Effect) {
+        let publishes = false;
+        let input = match self.leases[group].is(state.lease(client, group), Lease::is_acquiring) {
+            true => Input::Abandoned,
+            false => Input::Dropped { publishes, effect },
+        };
+        self.handle(state, client, group, input);
     }
 
     fn write(storage: &mut Storage, clients: &[Client<K>], client: usize, key: u8) -> bool {
@@ -666,7 +657,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
 
     /// The same state without what makes no difference any more, and with the nodes of each group in order.
     fn canonical(&self, mut state: State<N, C, K>) -> State<N, C, K> {
-        self.note_decision(&mut state);
+        state.is_decided |= self.spec.has(May::Execute) && self.is_decided(&state);
         for client in self.clients() {
             if self.spec.is_lossy() {
                 self.forget_what_is_late(&mut state, client);
@@ -679,10 +670,12 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         self.forget_wait(&mut state);
         for group in 0..GROUPS {
             let columns = &mut state.nodes[self.members(group)];
-            if let Some(order) = sorting(columns) {
+            if !columns.is_sorted() {
+                let mut order: Vec<u8> = (0_u8..).take(columns.len()).collect();
+                order.sort_by_key(|node| columns[usize::from(*node)]);
                 columns.sort();
                 for client in &mut state.clients {
-                    let lease = &mut client.locks[group].of.lease;
+                    let lease = &mut client.locks[group].lease;
                     *lease = self.leases[group].moved(*lease, &order);
                 }
             }
@@ -690,24 +683,19 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         state
     }
 
-    /// Whether the lock of a client is not valid any more, or will not be.
-    fn is_late(&self, state: &State<N, C, K>, client: usize) -> bool {
+    /// A client whose lock is not valid any more, and will not be, can only release it.
+    fn forget_what_is_late(&self, state: &mut State<N, C, K>, client: usize) {
         let me = &state.clients[client];
         let is_late = |group: &usize| {
             let lock = &me.locks[*group];
             let counts = lock.token == 0 || self.counted(client).contains(group);
-            lock.of.lease > 0 && counts && state.now >= lock.until
+            lock.lease > 0 && counts && state.now >= lock.until
         };
         let is_live = match me.stage {
             Stage::Acquiring => self.spec.variant != Variant::EndFromReply,
             stage => stage == Stage::Holding,
         };
-        is_live && self.spec.clients[client].groups.iter().any(is_late)
-    }
-
-    /// A client whose lock is not valid any more, and will not be, can only release it.
-    fn forget_what_is_late(&self, state: &mut State<N, C, K>, client: usize) {
-        if !self.is_late(state, client) {
+        if !is_live || !self.spec.clients[client].groups.iter().any(is_late) {
             return;
         }
         if self.spec.moves() {
@@ -719,38 +707,26 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             self.handle(state, client, 0, Input::TimedOut);
         }
         let me = &mut state.clients[client];
-        me.stage = Stage::Lost;
-        me.extensions = 0;
-        let of = me.locks[0].of;
-        me.locks[0] = Lock {
-            of,
-            ..Lock::default()
-        };
-        for column in &mut state.nodes {
-            let calls = &mut column.links[client].calls;
-            calls.iter_mut().for_each(Call::deafen);
-        }
+        (me.stage, me.extensions) = (Stage::Lost, 0);
+        me.locks[0] = Lock::of(me.locks[0].lease);
+        state.calls(client).for_each(Call::deafen);
     }
 
     /// Drops requests that will never change anything, and what no node is asked for any more.
     fn forget_calls(&self, state: &mut State<N, C, K>, client: usize) {
         let forgets = self.spec.is_lossy() || !self.spec.is_timed();
-        let mut pending = [[false; K]; GROUPS];
-        for node in 0..N {
-            let calls = state.nodes[node].links[client].calls;
-            let pending = &mut pending[self.group_of(node)];
-            for (call, (made, pending)) in calls.iter().zip(pending).enumerate() {
-                if forgets && made.is_deaf() && !self.matters(state, client, node, call) {
-                    state.nodes[node].links[client].calls[call] = Call::None;
-                } else {
-                    *pending |= made.may_run();
-                }
+        for (node, call) in (0..N).flat_map(|node| (0..K).map(move |call| (node, call))) {
+            let made = state.nodes[node].links[client].calls[call];
+            if forgets && made.is_deaf() && !self.matters(state, client, node, call) {
+                state.nodes[node].links[client].calls[call] = Call::None;
             }
         }
-        for (lock, pending) in state.clients[client].locks.iter_mut().zip(pending) {
-            for (call, (asked, pending)) in lock.of.asked.iter_mut().zip(pending).enumerate() {
+        for (group, asked) in state.clients[client].asked.iter_mut().enumerate() {
+            let nodes = &state.nodes[self.members(group)];
+            for (call, asked) in asked.iter_mut().enumerate() {
+                let may_run = |node: &Column<C, K>| node.links[client].calls[call].may_run();
                 let is_repeated = call == 0 && state.duplicates > 0;
-                *asked *= u8::from(pending || is_repeated);
+                *asked *= u8::from(is_repeated || nodes.iter().any(may_run));
             }
         }
     }
@@ -769,7 +745,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             || state.duplicates > 0
             || self.spec.variant == Variant::ReusesOwner;
         let is_later = || {
-            let op = state.clients[client].locks[self.group_of(node)].of.asked[call];
+            let op = state.clients[client].asked[self.group_of(node)][call];
             self.spec.is_timed()
                 && !self.is_release(op)
                 && self.has(column.store, client, state.now)
@@ -779,6 +755,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
 
     /// Forgets leases that will not be told anything, and when a lock began, but for what a property asks.
     fn forget_lease(&self, state: &mut State<N, C, K>, client: usize) {
+        let extends = self.leases[0].is(state.lease(client, 0), Lease::is_extending);
         let me = &mut state.clients[client];
         if self.spec.moves() {
             let granted = me.locks.iter_mut().filter(|lock| lock.token > 0);
@@ -790,20 +767,16 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             || self.spec.has(May::Live)
             || self.spec.variant == Variant::IgnoresValidity;
         let is_done = me.stage > Stage::Acquiring && me.stage != Stage::Gone;
-        if is_done && !keeps && !self.spec.moves() {
-            lock.began = 0;
-        }
+        lock.began *= u8::from(keeps || !is_done);
         let may_extend = state.extensions > 0
             || client == 0 && usize::from(me.extensions) < self.spec.extends.len();
-        let lease = lock.of.lease;
-        let extends = || lease != 0 && self.leases[0].of(lease, Lease::is_extending);
         let is_over = match me.stage {
-            Stage::Holding => !may_extend && !extends(),
-            Stage::Lost => !extends(),
+            Stage::Holding => !may_extend && !extends,
+            Stage::Lost => !extends,
             stage => stage == Stage::Extended,
         };
         if is_over && !self.spec.has(May::Release) {
-            lock.of.lease = 0;
+            lock.lease = 0;
         }
     }
 
@@ -824,7 +797,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     fn may_extend(&self, state: &State<N, C, K>, client: usize, group: usize) -> bool {
         let (me, spec) = (&state.clients[client], &self.spec);
         let lock = &me.locks[group];
-        let extends = || self.leases[group].of(lock.of.lease, Lease::is_extending);
+        let extends = || self.leases[group].is(state.lease(client, group), Lease::is_extending);
         if client == 0 && usize::from(me.extensions) < spec.extends.len() {
             return self.is_valid(state, client) && !extends();
         }
@@ -836,8 +809,8 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         state.extensions > 0 && may_extend
     }
 
-    /// The group that a client may ask next, and what it may propose there.
-    fn beginnings(&self, state: &State<N, C, K>, client: usize) -> Vec<(usize, u8)> {
+    /// How a client may begin in the next group.
+    fn beginnings(&self, state: &State<N, C, K>, client: usize) -> Vec<Deed> {
         let me = &state.clients[client];
         let comes_again = self.spec.variant == Variant::ReusesOwner;
         let is_first = match me.stage {
@@ -850,7 +823,11 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             return Vec::new();
         };
         let earlier = me.locks.iter().map(|lock| lock.token).max();
-        let earlier = earlier.filter(|_| !self.spec.variant.proposes_its_clock());
+        let proposes_its_clock = matches!(
+            self.spec.variant,
+            Variant::ProposesItsClock | Variant::KeepsTokensApart
+        );
+        let earlier = earlier.filter(|_| !proposes_its_clock);
         let now = state.now - START + 1;
         let proposals = match (earlier, self.spec.proposals) {
             (Some(token @ 1..), _) => token..=token,
@@ -858,7 +835,9 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             (_, Proposals::UpTo(most)) => 1..=most,
             (_, Proposals::Clock(skew)) => now..=now + skew,
         };
-        proposals.map(|proposal| (group, proposal)).collect()
+        proposals
+            .map(|proposal| Deed::Begin(group, proposal))
+            .collect()
     }
 
     fn of_client(&self, state: &State<N, C, K>, client: usize, actions: &mut Vec<Action>) {
@@ -867,10 +846,10 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         match me.stage {
             Stage::Away if self.spec.variant == Variant::StampOutside => act(Deed::Look),
             Stage::Away | Stage::Looked => act(Deed::Connect),
-            _ => {
-                let begins = self.beginnings(state, client).into_iter();
-                begins.for_each(|(group, proposal)| act(Deed::Begin(group, proposal)));
-            }
+            _ => self
+                .beginnings(state, client)
+                .into_iter()
+                .for_each(&mut act),
         }
         let is_live = matches!(me.stage, Stage::Acquiring | Stage::Holding | Stage::Lost);
         if is_live && self.spec.has(May::Release) {
@@ -882,11 +861,13 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             }
             act(Deed::Release);
         }
-        if self.spec.has(May::Execute) && me.locks[0].of.lease != 0 {
-            self.of_execution(state, client, &mut act);
+        if self.spec.has(May::Execute) && me.locks[0].lease != 0 {
+            self.of_execution(state, client)
+                .into_iter()
+                .for_each(&mut act);
         }
         for group in 0..GROUPS {
-            if me.locks[group].of.lease != 0 && !self.spec.has(May::Execute) {
+            if me.locks[group].lease != 0 && !self.spec.has(May::Execute) {
                 let found = self.decisions(state, client, group).into_iter();
                 found.for_each(|step| act(Deed::Decide(group, step)));
                 if self.may_extend(state, client, group) {
@@ -916,14 +897,17 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let mut act = |deed| actions.push(Action::Of(client, deed));
         for (node, column) in state.nodes.iter().enumerate() {
             // Of nodes that are alike, one will do.
-            let is_first = self.members(self.group_of(node)).start == node;
+            let group = self.group_of(node);
+            let is_first = self.members(group).start == node;
             if !is_first && state.nodes[node - 1] == *column || self.is_out(state, node) {
                 continue;
             }
             let calls = &column.links[client].calls;
-            let hears = |heard| {
-                self.reads(state, client, node, heard)
-                    || self.is_refused(state, client, node, heard)
+            let hears = |heard| self.reading(state, client, node, heard) != Reading::Never;
+            // One that read no answer of the node may still read one to its `ACQUIRE`.
+            let awaits = || {
+                self.spec.is_lossy()
+                    && self.leases[group].is(state.lease(client, group), |lease| lease.counts(1))
             };
             for (call, made) in calls.iter().enumerate() {
                 let ran = || self.run(state, client, node, call);
@@ -932,19 +916,18 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 if made.may_run() && (is_heard() || ran().0 != column.store) {
                     act(Deed::Run(node, call));
                 }
-                let is_begun = me.locks[self.group_of(node)].of.asked[call] > 0;
+                let is_begun = me.asked[group][call] > 0;
                 if call == 0 && is_begun && !made.may_run() && state.duplicates > 0 {
                     let (store, heard) = ran();
                     let replaces = match *made {
                         Call::Ran(old) => old != heard,
-                        Call::None => self.awaits(state, client, node) && hears(heard),
+                        Call::None => awaits() && hears(heard),
                         _ => false,
                     };
-                    for (replaces, _) in [(false, store != column.store), (true, replaces)]
-                        .into_iter()
-                        .filter(|(_, matters)| *matters)
-                    {
-                        act(Deed::Duplicate(node, replaces));
+                    for (replaces, matters) in [(false, store != column.store), (true, replaces)] {
+                        if matters {
+                            act(Deed::Duplicate(node, replaces));
+                        }
                     }
                 }
             }
@@ -961,38 +944,25 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         }
     }
 
-    /// Whether a client that read no answer of a node may still read one to its `ACQUIRE`.
-    fn awaits(&self, state: &State<N, C, K>, client: usize, node: usize) -> bool {
-        let group = self.group_of(node);
-        let lease = state.clients[client].locks[group].of.lease;
-        self.spec.is_lossy() && lease != 0 && self.leases[group].of(lease, |lease| lease.counts(1))
-    }
-
     fn carry_out(&self, state: &mut State<N, C, K>, client: usize, node: usize, call: usize) {
         let (store, heard) = self.run(state, client, node, call);
-        let reads = self.reads(state, client, node, heard);
-        let is_refused = self.is_refused(state, client, node, heard);
+        let reading = self.reading(state, client, node, heard);
         let column = &mut state.nodes[node];
         column.store = store;
         let calls = &mut column.links[client].calls;
         let is_sent = calls[call] == Call::Sent;
         calls[call].run(heard);
         if self.spec.has(May::Live) {
-            let lost = calls[..call].iter_mut().filter(|call| call.may_run());
-            lost.for_each(|call| call.run(Heard::FAILED));
+            calls[..call].iter_mut().for_each(Call::get_lost);
         }
-        if is_sent && is_refused {
+        if is_sent && reading == Reading::AtOnce {
+            calls[call] = Call::Read(heard);
             let group = self.group_of(node);
-            let told = Told {
-                node: u8::try_from(node - self.members(group).start).expect("few nodes"),
-                number: u8::try_from(call + 1).expect("few requests"),
-                heard,
-            };
-            let leases = &self.leases[group];
-            let lease = state.clients[client].locks[group].of.lease;
-            let step = leases.after(&leases.tell(lease, told, state.now), vec![told]);
-            self.follow(state, client, group, &step);
-        } else if is_sent && !reads {
+            let told = Told::new(node - self.members(group).start, call + 1, heard);
+            let lease = state.lease(client, group);
+            let step = self.leases[group].tell(lease, told, state.now);
+            self.take(state, client, group, &step);
+        } else if is_sent && reading == Reading::Never {
             calls[call] = Call::None;
         }
     }
@@ -1000,10 +970,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     fn perform(&self, state: &mut State<N, C, K>, client: usize, deed: Deed) {
         let me = &mut state.clients[client];
         match deed {
-            Deed::Look => {
-                me.stage = Stage::Looked;
-                me.locks[0].began = state.now;
-            }
+            Deed::Look => (me.stage, me.locks[0].began) = (Stage::Looked, state.now),
             Deed::Connect => self.connect(state, client),
             Deed::Reconnect(node) => self.admit(&mut state.nodes[node], client, state.now, None),
             Deed::Begin(group, proposal) => self.begin(state, client, group, proposal),
@@ -1049,13 +1016,19 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             }
             Deed::Start(is_late) => {
                 me.execution.is_late |= is_late;
-                self.handle(state, client, 0, BEGIN);
+                self.handle(state, client, 0, Input::Begin);
             }
             Deed::Record => self.record(state, client),
             Deed::Leave(effect) => self.leave(state, client, effect),
             Deed::Read(is_found) => self.read(state, client, is_found),
         }
     }
+}
+
+/// Those of which it is true, as bits.
+fn bits(are: impl Iterator<Item = bool>) -> u8 {
+    are.enumerate()
+        .fold(0, |bits, (number, is)| bits | u8::from(is) << number)
 }
 
 impl<const N: usize, const C: usize, const K: usize> Model for World<N, C, K> {
@@ -1084,7 +1057,13 @@ impl<const N: usize, const C: usize, const K: usize> Model for World<N, C, K> {
         });
         let client = Client {
             stage,
-            ..Client::default()
+            locks: [Lock::default(); GROUPS],
+            asked: [[0; K]; GROUPS],
+            after: 0,
+            extended_after: 0,
+            extensions: 0,
+            is_revoked: false,
+            execution: Execution::default(),
         };
         vec![State {
             now: if self.spec.is_timed() { START } else { 0 },
@@ -1095,11 +1074,9 @@ impl<const N: usize, const C: usize, const K: usize> Model for World<N, C, K> {
             extensions: self.spec.extensions,
             faults: self.spec.faults,
             jumps: self.spec.jumps,
-            extended_too_late: false,
-            asked_too_late: false,
-            settled_too_early: false,
+            broken: Broken::default(),
             moved: Moved::default(),
-            executed: Executed::default(),
+            is_decided: false,
         }]
     }
 
@@ -1132,8 +1109,8 @@ impl<const N: usize, const C: usize, const K: usize> Model for World<N, C, K> {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promised = self.spec.promises.iter().map(|name| Self::promised(name));
-        let reached = self.spec.reaches.iter().map(|name| Self::reached(name));
+        let promised = self.spec.promises.iter().copied().map(Self::always);
+        let reached = self.spec.reaches.iter().copied().map(Self::sometimes);
         promised.chain(reached).collect()
     }
 }

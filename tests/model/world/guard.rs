@@ -12,9 +12,10 @@ use std::time::Duration;
 use tower_redlock::protocol::OwnerToken;
 use tower_redlock::protocol::admission::{self, Admissions, Introduction};
 
-use crate::leases::{Call, Heard};
+use crate::leases::{Call, small};
+use crate::space::EMPTY;
 use crate::spec::{Fault, Guard, Variant};
-use crate::world::{Action, Client, Column, Stage, State, World};
+use crate::world::{Action, Column, Stage, State, World};
 
 /// Which memory a node has: a number, 0 for none yet, and since when by the node's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -52,7 +53,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     pub(super) fn connect(&self, state: &mut State<N, C, K>, client: usize) {
         let me = &mut state.clients[client];
         let looked = (me.stage == Stage::Looked).then_some(me.locks[0].began);
-        *me = Client::default();
+        (me.stage, me.locks[0].began) = (Stage::Idle, 0);
         for column in &mut state.nodes {
             self.admit(column, client, state.now, looked);
         }
@@ -61,49 +62,35 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     /// A client connects to a node and reads its generation, which it makes if there is none.
     ///
     /// The stamp is the node's own time, unless the client had read that before.
-    pub(super) fn admit(
-        &self,
-        column: &mut Column<C, K>,
-        client: usize,
-        now: u8,
-        looked: Option<u8>,
-    ) {
+    pub(super) fn admit(&self, node: &mut Column<C, K>, me: usize, now: u8, looked: Option<u8>) {
         let variant = self.spec.variant;
-        let clock = now + column.ahead;
-        let unbound = matches!(
-            variant,
-            Variant::NoUptimeRule | Variant::GenerationOfAnyProcess
-        );
-        let found = column.generation.id != 0 && (unbound || !column.generation.foreign);
+        let clock = now + node.ahead;
+        let unbound = [Variant::NoUptimeRule, Variant::GenerationOfAnyProcess].contains(&variant);
+        let found = node.generation.id != 0 && (unbound || !node.generation.foreign);
         if !found {
-            column.renew(looked.unwrap_or(clock), false);
+            node.renew(looked.unwrap_or(clock), false);
         }
         let age = |since: u8| Duration::from_secs(u64::from(clock.saturating_sub(since)));
-        let link = &mut column.links[client];
+        let link = &mut node.links[me];
         let noticed = link.known != 0 || !found;
+        let stamped = age(node.generation.stamp);
         let left = match variant {
             // It knows nothing of what it did not notice itself.
-            Variant::AgeFromNotice if noticed && column.generation.id != OLD.id => self.spec.window,
+            Variant::AgeFromNotice if noticed && node.generation.id != OLD.id => self.spec.window,
             Variant::AgeFromNotice => 0,
-            Variant::NoUptimeRule => self.left(age(column.generation.stamp), Duration::MAX),
+            Variant::NoUptimeRule => self.left(stamped, Duration::MAX),
             // A process that tells its uptime in whole seconds may tell almost one too many.
-            _ => {
-                let uptime = age(column.started) + Duration::from_secs(1);
-                self.left(age(column.generation.stamp), uptime)
-            }
+            _ => self.left(stamped, age(node.started) + Duration::from_secs(1)),
         };
-        link.known = column.generation.id;
+        link.known = node.generation.id;
         link.from = if left == 0 { 0 } else { now + left };
     }
 
     /// Returns how long a node with a memory and a process of these ages stays out, by the rules as
     /// shipped, of a client that has never seen it before. A tick is a second.
     fn left(&self, age: Duration, uptime: Duration) -> u8 {
-        let generation = admission::Generation::new(
-            &OwnerToken::from_random([0; 16]),
-            Duration::ZERO,
-            "process",
-        );
+        let maker = OwnerToken::from_random([0; 16]);
+        let generation = admission::Generation::new(&maker, Duration::ZERO, "process");
         let said = Introduction {
             run_id: "process".into(),
             replication_id: "data".into(),
@@ -113,56 +100,43 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         };
         let window = Duration::from_secs(self.spec.window.into());
         let left = Admissions::new(window).admit(&"node".into(), said, Duration::ZERO);
-        u8::try_from(left.as_secs()).expect("a window is a few ticks")
+        small(left.as_secs())
     }
 
-    pub(super) fn lose(
-        &self,
-        state: &mut State<N, C, K>,
-        node: usize,
-        fault: Fault,
-        source: usize,
-    ) {
+    pub(super) fn lose(&self, state: &mut State<N, C, K>, node: usize, fault: Fault, of: usize) {
         state.faults -= 1;
         let now = state.now;
-        let source = state.nodes[source];
+        let source = state.nodes[of];
         let column = &mut state.nodes[node];
         column.store = match fault {
             Fault::Copy => source.store,
-            Fault::Flush | Fault::Restart | Fault::Rollback => self.nodes.empty(),
+            Fault::Flush | Fault::Restart | Fault::Rollback => EMPTY,
         };
         let is_restarted = matches!(fault, Fault::Restart | Fault::Rollback);
         if is_restarted {
             column.started = now + column.ahead;
         }
         match (self.spec.guard, fault) {
-            _ if self.spec.window == 0 => return,
             (Guard::Delayed, _) => return,
+            _ if self.spec.window == 0 => return,
             (Guard::Noticed, _) => {
                 column.renew(0, false);
                 for link in &mut column.links {
                     (link.known, link.from) = (column.made, now + self.spec.window);
                 }
             }
-            (_, Fault::Flush | Fault::Restart) => column.generation = Generation::default(),
             (_, Fault::Rollback) => column.generation.foreign = column.generation.id != 0,
-            (_, Fault::Copy) if source.generation.id == 0 => {
-                column.generation = Generation::default();
-            }
             // To this node's clients it is one that they have never seen.
-            (_, Fault::Copy) => column.renew(source.generation.stamp, true),
+            (_, Fault::Copy) if source.generation.id != 0 => {
+                column.renew(source.generation.stamp, true);
+            }
+            _ => column.generation = Generation::default(),
         }
         for link in column.links.iter_mut().filter(|_| is_restarted) {
             if self.spec.variant != Variant::CachesAdmission {
                 (link.known, link.from) = (0, 0);
             }
-            for call in &mut link.calls {
-                *call = match *call {
-                    Call::Sent => Call::Ran(Heard::FAILED),
-                    Call::Deaf => Call::None,
-                    other => other,
-                };
-            }
+            link.calls.iter_mut().for_each(Call::get_lost);
         }
     }
 
@@ -204,20 +178,13 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         for column in &mut state.nodes {
             let old = now + column.ahead - self.spec.window;
             for since in [&mut column.generation.stamp, &mut column.started] {
-                if *since <= old {
-                    *since = 0;
-                }
+                *since *= u8::from(*since > old);
             }
-            if !column.is_young() {
-                column.ahead = 0;
-            }
+            column.ahead *= u8::from(column.is_young());
             for link in &mut column.links {
-                if link.from <= now {
-                    link.from = 0;
-                }
+                link.from *= u8::from(link.from > now);
                 for (number, call) in link.calls.iter().enumerate() {
-                    let tells = self.spec.compares() && *call != Call::None;
-                    let tells = number == 0 && tells;
+                    let tells = self.spec.compares() && number == 0 && *call != Call::None;
                     link.sent[number] *= u8::from(call.may_run() || tells);
                 }
             }

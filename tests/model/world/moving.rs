@@ -6,10 +6,9 @@
 
 use tower_redlock::protocol::lease::{Input, Lease};
 
-use crate::leases::{Heard, Told};
-use crate::space::{acquire, ticks};
+use crate::space::{EMPTY, acquire, ticks};
 use crate::spec::{GROUPS, Variant};
-use crate::world::{Stage, State, World};
+use crate::world::{BY_GROUP, ORDER, Stage, State, World};
 
 /// The clients of the first group alone ended so long ago that those of the second alone may begin.
 const LONG_AGO: u8 = u8::MAX;
@@ -21,22 +20,19 @@ pub(super) struct Moved {
     pub(super) ended: u8,
     /// The highest token that a holder had in each group.
     highest: [u8; GROUPS],
-    /// A holder had no higher token than one before it: in a group of its own, or in any.
-    pub(super) is_behind_its_group: bool,
-    pub(super) is_behind_any: bool,
 }
 
 impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     /// A node whose fence is that of the last holder.
     pub(super) fn left_by_the_last_holder(&self, group: usize) -> u32 {
-        let (store, proposal) = (self.nodes.empty(), self.spec.fences[group]);
+        let proposal = self.spec.fences[group];
         if proposal == 0 {
-            return store;
+            return EMPTY;
         }
         let acquire = acquire(Some(proposal.into()), ticks(1));
         let acquire = self.nodes.words.number(&acquire);
         let holder = self.clients().len();
-        let (store, _) = self.nodes.execute(store, holder, acquire, 0);
+        let (store, _) = self.nodes.execute(EMPTY, holder, acquire, 0);
         self.nodes.vanish(store, holder, 0)
     }
 
@@ -76,7 +72,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let locks = &state.clients[client].locks;
         let mut groups = self.groups(client).iter();
         let next = groups.find(|group| locks[**group].token == 0)?;
-        (locks[*next].of.lease == 0).then_some(*next)
+        (locks[*next].lease == 0).then_some(*next)
     }
 
     /// The group that a client has to raise, and the token, once it has all groups.
@@ -87,22 +83,24 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         let is_complete = groups.iter().all(|group| locks[*group].token > 0);
         let is_lower = |group: &&usize| locks[**group].token < token;
         let lower = *groups.iter().find(is_lower)?;
-        (self.spec.variant.raises() && is_complete).then_some((lower, token))
+        let raises = !matches!(
+            self.spec.variant,
+            Variant::CountsFirstGroup
+                | Variant::NeverRaises
+                | Variant::RaisesAlone
+                | Variant::KeepsTokensApart
+                | Variant::KeepsFirstGroup
+        );
+        (raises && is_complete).then_some((lower, token))
     }
 
     /// Begins to raise a group to this token. An extension that is under way there is not waited for.
     pub(super) fn raise(&self, state: &mut State<N, C, K>, client: usize, group: usize, token: u8) {
-        for node in (0..).take(self.members(group).len()) {
-            let lease = state.clients[client].locks[group].of.lease;
-            if self.leases[group].of(lease, Lease::is_extending) {
-                let number = self.leases[group].of(lease, Lease::number);
-                let told = Told {
-                    node,
-                    number: u8::try_from(number).expect("few requests"),
-                    heard: Heard::FAILED,
-                };
-                let step = self.leases[group].tell(lease, told, state.now);
-                self.follow(state, client, group, &step);
+        for node in 0..self.members(group).len() {
+            let (leases, lease) = (&self.leases[group], state.lease(client, group));
+            if leases.is(lease, Lease::is_extending) {
+                let number = leases.of(lease, Lease::number);
+                self.handle(state, client, group, Input::NeverSent { node, number });
             }
         }
         state.clients[client].locks[group].raised = token;
@@ -113,12 +111,10 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     /// Begins to hold the lock once all that it takes is there.
     pub(super) fn hold_if_complete(&self, state: &mut State<N, C, K>, client: usize) {
         let (variant, groups) = (self.spec.variant, self.groups(client));
-        if !self.spec.moves() {
-            state.clients[client].stage = Stage::Holding;
-            return;
-        }
-        let locks = state.clients[client].locks;
-        if state.clients[client].stage == Stage::Holding {
+        let me = &mut state.clients[client];
+        let locks = me.locks;
+        if me.stage == Stage::Holding || !self.spec.moves() {
+            me.stage = Stage::Holding;
             return;
         }
         if variant == Variant::CountsFirstGroup {
@@ -138,14 +134,15 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         };
         state.clients[client].stage = Stage::Holding;
         let is_behind = |highest: &u8| token <= *highest;
-        state.moved.is_behind_any |= state.moved.highest.iter().any(is_behind);
+        let is_behind_any = state.moved.highest.iter().any(is_behind);
+        state.broken.note(ORDER, is_behind_any);
         for group in groups {
             let highest = &mut state.moved.highest[*group];
-            state.moved.is_behind_its_group |= is_behind(highest);
+            state.broken.note(BY_GROUP, is_behind(highest));
             *highest = token.max(*highest);
             if state.extensions == 0 {
                 // From now on it can only be released.
-                let lease = &mut state.clients[client].locks[*group].of.lease;
+                let lease = &mut state.clients[client].locks[*group].lease;
                 *lease = self.leases[*group].hastened(*lease, 0);
             }
         }

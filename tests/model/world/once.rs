@@ -6,23 +6,21 @@
 //!
 //! Three more reductions. A node that has a record answers with it whatever it is asked; once that is seen to be so, what
 //! else the node has is forgotten. Between the grant and the beginning, it makes no difference what a client has read; so
-//! that is one step, unless [`Executions::begins`] asks for two: then a client that may execute hears one answer after the
+//! that is one step, unless [`May::Wait`] asks for two: then a client that may execute hears one answer after the
 //! other until it begins. And a release that does no more than an expiry would is left to the expiry. Extensions but that
 //! of a late beginning are left out: they change neither who was granted the key last nor what is recorded.
 
 use std::sync::Arc;
 
-use tower_redlock::protocol::Quorum;
-use tower_redlock::protocol::lease::{
-    Decided, Effect, Event, Input, Lease, LeaseRequest, LeaseSpec,
-};
-use tower_redlock::protocol::message::{Answer, Op, Reply};
+use tower_redlock::protocol::lease::{Decided, Effect, Event, Input, Lease, LeaseRequest};
+use tower_redlock::protocol::message::{Op, Reply};
 
-use crate::leases::{Call, Heard, Step, Told};
-use crate::requests::{self, executed, of_reply};
-use crate::space::{RETENTION, ticks};
-use crate::spec::{May, Variant};
-use crate::world::{Deed, Stage, State, World};
+use crate::leases::{Call, Heard, Step, Told, small};
+use crate::requests::{executed, of_answer};
+use crate::space::RETENTION;
+use crate::spec::{May, Proposals, Variant};
+use crate::world::promises::Broken;
+use crate::world::{Deed, I2, I2_DECIDED, I4, KEPT, KNOWN, Stage, State, World};
 
 /// How long a node may take, in ticks. Only what takes longer counts in the time of a lease.
 pub(super) const NODE_TIMEOUT: u8 = 1;
@@ -76,12 +74,10 @@ pub(super) struct Execution {
     pub(super) granted: bool,
     /// Another lease repairs for it.
     is_repaired: bool,
-    /// It was told of a record.
-    told: bool,
+    /// What it breaks if it executes.
+    breaks: Broken,
     /// A lock of it vanished before it was decided, at a node without a record.
     pub(super) broken: bool,
-    after_an_answer: bool,
-    after_a_decision: bool,
 }
 
 impl Execution {
@@ -90,16 +86,29 @@ impl Execution {
     }
 }
 
-/// What happened in all executions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Executed {
-    /// A record was decided.
-    decided: bool,
-    pub(super) after_an_answer: bool,
-    pub(super) after_a_decision: bool,
-    pub(super) though_told: bool,
-    pub(super) unknown_after_a_decision: bool,
-    pub(super) released_unrecorded: bool,
+impl<const N: usize, const C: usize, const K: usize> State<N, C, K> {
+    pub(super) fn new_execution(&self) -> Execution {
+        let mut new = Execution::default();
+        let is_answered = self.executions().any(|other| other.answer.is_some());
+        new.breaks.note(I2, is_answered);
+        new.breaks.note(I2_DECIDED, self.is_decided);
+        new
+    }
+
+    /// Each call of a client.
+    pub(super) fn calls(&mut self, client: usize) -> impl Iterator<Item = &mut Call> {
+        let nodes = self.nodes.iter_mut();
+        nodes.flat_map(move |node| &mut node.links[client].calls)
+    }
+
+    /// Has a request that nothing follows from run whenever its nodes like, or lets it get lost.
+    fn stand(&mut self, me: usize, call: usize, may_run: bool) {
+        for node in &mut self.nodes {
+            let call = &mut node.links[me].calls[call];
+            let stands = may_run && *call == Call::Sent;
+            *call = if stands { Call::Standing } else { Call::None };
+        }
+    }
 }
 
 impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
@@ -113,30 +122,6 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
 
     pub(super) fn only_repairs(&self, client: usize) -> bool {
         self.spec.has(May::Execute) && client == self.repairer()
-    }
-
-    /// How a client that executes begins.
-    pub(super) fn as_execution(
-        &self,
-        state: &mut State<N, C, K>,
-        client: usize,
-        spec: LeaseSpec,
-    ) -> LeaseSpec {
-        if !self.spec.has(May::Execute) {
-            return spec;
-        }
-        let mut others = state.clients.iter();
-        state.clients[client].execution = Execution {
-            after_an_answer: others.any(|other| other.execution.answer.is_some()),
-            after_a_decision: state.executed.decided,
-            ..Execution::default()
-        };
-        LeaseSpec {
-            node_timeout: ticks(NODE_TIMEOUT),
-            ttl: requests::TTL,
-            once: Some(requests::once(!self.only_repairs(client))),
-            ..spec
-        }
     }
 
     pub(super) fn on_execution(&self, state: &mut State<N, C, K>, me: usize, event: &Event) {
@@ -167,11 +152,10 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                     Decided::OtherRequest => unreachable!("all ask for the same"),
                 });
                 let unknown = execution.ending == Some(Ending::Unknown);
-                let too_late = unknown && execution.after_a_decision;
-                state.executed.unknown_after_a_decision |= too_late;
+                let too_late = unknown && execution.breaks.has(I2_DECIDED);
+                state.broken.note(KNOWN, too_late);
                 if self.only_repairs(me) {
-                    let mut clients = state.clients.iter();
-                    let first = clients.position(|client| client.execution.is_repaired);
+                    let first = state.executions().position(|me| me.is_repaired);
                     let first = first.expect("the one that asked for it");
                     state.clients[first].execution.is_repaired = false;
                     let repaired = Input::Repaired(decided.clone());
@@ -194,7 +178,10 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 let is_idle = state.clients[repairer].stage == Stage::Idle;
                 if self.spec.has(May::Repair) && is_idle {
                     execution.is_repaired = true;
-                    self.begin(state, repairer, 0, self.spec.most_proposed());
+                    let Proposals::UpTo(most) = self.spec.proposals else {
+                        unreachable!("executions have tokens");
+                    };
+                    self.begin(state, repairer, 0, most);
                 } else {
                     let repaired = Input::Repaired(Decided::Undecided);
                     self.handle(state, me, 0, repaired);
@@ -205,10 +192,9 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
 
     fn execute(&self, state: &mut State<N, C, K>, me: usize) {
         let execution = &mut state.clients[me].execution;
-        state.executed.after_an_answer |= execution.after_an_answer;
-        state.executed.after_a_decision |= execution.after_a_decision;
-        state.executed.though_told |= execution.told || self.only_repairs(me);
+        execution.breaks.note(I4, self.only_repairs(me));
         execution.executed = true;
+        state.broken.0 |= execution.breaks.0;
         if !self.spec.has(May::Leave) {
             self.record(state, me);
         }
@@ -216,7 +202,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
 
     pub(super) fn record(&self, state: &mut State<N, C, K>, me: usize) {
         let record = Input::Record {
-            record: self.nodes.record(u8::try_from(me).expect("few clients")),
+            record: self.nodes.record(small(me)),
             retention: RETENTION,
         };
         self.handle(state, me, 0, record);
@@ -231,41 +217,29 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
 
     pub(super) fn leave(&self, state: &mut State<N, C, K>, me: usize, effect: Effect) {
         let client = &mut state.clients[me];
-        let lies = matches!(
-            self.spec.variant,
-            Variant::ReleasesWithoutRecord | Variant::TakesIntentBack
-        );
-        let is_without = effect == Effect::WithoutEffect && !lies;
+        let is_without =
+            effect == Effect::WithoutEffect && self.spec.variant != Variant::ReleasesWithoutRecord;
         client.execution.executed &= !is_without;
         client.execution.ending = Some(match is_without {
             true => Ending::LeftWithoutEffect,
             false => Ending::Left,
         });
-        let publishes = false;
-        let input = match self.leases[0].of(client.locks[0].of.lease, Lease::is_acquiring) {
-            true => Input::Abandoned,
-            false => Input::Dropped { publishes, effect },
-        };
-        self.handle(state, me, 0, input);
+        self.drop_lease(state, me, 0, effect);
     }
 
-    pub(super) fn on_request(
-        &self,
-        state: &mut State<N, C, K>,
-        me: usize,
-        LeaseRequest { op, number, .. }: &LeaseRequest,
-    ) {
-        let call = *number as usize - 1;
+    pub(super) fn on_request(&self, state: &mut State<N, C, K>, me: usize, request: &LeaseRequest) {
+        let call = request.number as usize - 1;
         let variant = self.spec.variant;
         let client = &mut state.clients[me];
-        let asked = &mut client.locks[0].of.asked;
+        let asked = &mut client.asked[0];
         let execution = &mut client.execution;
-        match op {
+        match &request.op {
             Op::Record { record, .. } => {
                 let again = execution.asked == Asked::Look;
-                execution.asked = match again {
-                    true => Asked::RecordAgain,
-                    false => Asked::Record,
+                execution.asked = if again {
+                    Asked::RecordAgain
+                } else {
+                    Asked::Record
                 };
                 let top_up = self.nodes.top_up(executed(record));
                 let top_up = self.nodes.words.number(&top_up);
@@ -286,14 +260,14 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 // However long it took.
                 let top_up = self.nodes.top_up(executed(record));
                 asked[call] = self.nodes.words.number(&top_up);
-                stand(state, me, call, self.spec.has(May::TopUp));
+                state.stand(me, call, self.spec.has(May::TopUp));
             }
             Op::Release | Op::ReleaseExecuted => {
                 let is_unrecorded = execution.executed && execution.answer.is_none();
-                state.executed.released_unrecorded |= is_unrecorded;
+                state.broken.note(KEPT, is_unrecorded);
                 let expires = !self.spec.has(May::KeepLocks) && execution.is_decided();
-                let more = self.spec.has(May::Intend) && *op == Op::Release;
-                stand(state, me, call, more || !expires);
+                let more = self.spec.has(May::Intend) && request.op == Op::Release;
+                state.stand(me, call, more || !expires);
             }
             _ => {}
         }
@@ -306,39 +280,24 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             return;
         }
         let mut now = state.clock(me);
-        loop {
-            let lease = state.clients[me].locks[0].of.lease;
-            if lease == 0 {
-                return;
-            }
-            if self.leases[0].of(lease, Lease::is_settled) {
-                break;
-            }
+        while self.leases[0].is(state.lease(me, 0), |lease| !lease.is_settled()) {
             now += 1;
             let record = state.clients[me].execution.reads.take();
             let read = record.map(|of| Input::Read(Some(self.nodes.record(of))));
             let input = read.unwrap_or(Input::TimedOut);
-            let step = self.leases[0].handle(lease, input, now);
+            let step = self.leases[0].handle(state.lease(me, 0), input, now);
             self.follow(state, me, 0, &step);
         }
-        state.clients[me].locks[0].of.lease = 0;
-        for node in &mut state.nodes {
-            let calls = &mut node.links[me].calls;
-            calls.iter_mut().for_each(Call::deafen);
+        if std::mem::take(&mut state.clients[me].locks[0].lease) != 0 {
+            state.calls(me).for_each(Call::deafen);
         }
     }
 
     /// An answer that a client may be told, as a wrong variant has it.
-    pub(super) fn as_variant(
-        &self,
-        state: &State<N, C, K>,
-        client: usize,
-        told: Told,
-        answers: &mut Vec<Told>,
-    ) {
-        let lease = state.clients[client].locks[0].of.lease;
+    pub(super) fn as_variant(&self, state: &State<N, C, K>, me: usize, told: Told) -> Vec<Told> {
+        let everywhere = || (0..).take(N).map(|node| Told { node, ..told }).collect();
         let record = || self.record_in(told.heard);
-        let acquires = || self.leases[0].of(lease, Lease::is_acquiring);
+        let acquires = || self.leases[0].is(state.lease(me, 0), Lease::is_acquiring);
         match self.spec.variant {
             Variant::IgnoresRecords if record().is_some() => {
                 let reply = match told.number {
@@ -349,38 +308,29 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                     _ => Reply::Lost,
                 };
                 let heard = self.nodes.words.hear(reply);
-                answers.push(Told { heard, ..told });
+                vec![Told { heard, ..told }]
             }
-            Variant::ReplaysMinority if record().is_some() && acquires() => {
-                answers.extend((0_u8..).take(N).map(|node| Told { node, ..told }));
-            }
+            Variant::ReplaysMinority if record().is_some() && acquires() => everywhere(),
             Variant::AnswersAfterMinority
-                if record().map(usize::from) == Some(client) && !acquires() =>
+                if record().map(usize::from) == Some(me) && !acquires() =>
             {
-                answers.extend((0_u8..).take(N).map(|node| Told { node, ..told }));
+                everywhere()
             }
-            _ => answers.push(told),
+            _ => vec![told],
         }
     }
 
     /// Whose record an answer has.
     fn record_in(&self, heard: Heard) -> Option<u8> {
-        match self.nodes.words.answer(heard) {
-            Answer::Replied(reply) => of_reply(&reply),
-            Answer::Failed => None,
-        }
+        of_answer(&self.nodes.words.answer(heard))
     }
 
     /// What a client with a lease may do.
-    pub(super) fn of_execution(
-        &self,
-        state: &State<N, C, K>,
-        client: usize,
-        act: &mut impl FnMut(Deed),
-    ) {
+    pub(super) fn of_execution(&self, state: &State<N, C, K>, client: usize) -> Vec<Deed> {
+        let mut deeds = Vec::new();
         let me = &state.clients[client];
         let execution = &me.execution;
-        let lease = me.locks[0].of.lease;
+        let lease = me.locks[0].lease;
         let (holds, is_unused, extends) = self.leases[0].of(lease, |lease| {
             (lease.is_holding(), lease.is_unused(), lease.is_extending())
         });
@@ -389,30 +339,27 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         if holds && is_unused {
             for told in answers {
                 let step = self.leases[0].tell(lease, told, now);
-                act(Deed::Decide(0, self.leases[0].after(&step, vec![told])));
+                deeds.push(Deed::Decide(0, self.leases[0].after(&step, vec![told])));
             }
             if !extends {
-                let ways = [false, true]
-                    .into_iter()
-                    .take(1 + usize::from(self.spec.has(May::BeginLate)));
+                let ways = [false, true].into_iter();
+                let ways = ways.take(1 + usize::from(self.spec.has(May::BeginLate)));
                 let ways = ways.filter(|is_late| *is_late || !execution.is_late);
-                ways.for_each(|is_late| act(Deed::Start(is_late)));
+                deeds.extend(ways.map(Deed::Start));
             }
         } else if !holds {
-            let found = match self.spec.has(May::Wait) {
-                true => self.leases[0].decisions(lease, answers, now),
-                false => self.leases[0].beginnings(lease, answers, now),
-            };
+            let begins = !self.spec.has(May::Wait);
+            let found = self.leases[0].decisions(lease, answers, now, begins);
             let found = self.without_equals(&found, lease).into_iter();
-            found.for_each(|step| act(Deed::Decide(0, step)));
+            deeds.extend(found.map(|step| Deed::Decide(0, step)));
         }
         if let Some(of) = execution.reads {
             let ways = [false, true].into_iter();
             let ways = ways.filter(|is_found| !is_found || self.copies(state, of) > 0);
-            ways.for_each(|is_found| act(Deed::Read(is_found)));
+            deeds.extend(ways.map(Deed::Read));
         }
         if !self.spec.has(May::Leave) || execution.ending.is_some() || self.only_repairs(client) {
-            return;
+            return deeds;
         }
         let acquires = self.leases[0].of(lease, Lease::is_acquiring);
         let executes = holds && !is_unused;
@@ -422,10 +369,11 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             (true, _) => &[Effect::Unknown, Effect::WithoutEffect],
             (false, _) => &[Effect::Unknown],
         };
-        effects.iter().for_each(|effect| act(Deed::Leave(*effect)));
+        deeds.extend(effects.iter().copied().map(Deed::Leave));
         if executes {
-            act(Deed::Record);
+            deeds.push(Deed::Record);
         }
+        deeds
     }
 
     /// Where a lease begins something new, what it has read by then says only which nodes it need not release, or may
@@ -451,35 +399,23 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     }
 
     /// A client reads answers, or a timer ends.
-    pub(super) fn decide(
-        &self,
-        state: &mut State<N, C, K>,
-        client: usize,
-        group: usize,
-        step: &Step,
-    ) {
-        let me = &mut state.clients[client];
-        let read: &[Told] = match self.spec.has(May::Execute) {
-            true => &step.read,
-            false => &[],
-        };
-        for told in read {
-            let calls = &state.nodes[usize::from(told.node)].links[client].calls;
+    pub(super) fn decide(&self, state: &mut State<N, C, K>, me: usize, group: usize, step: &Step) {
+        let is_deaf = self.spec.variant == Variant::DeafOnceGranted
+            && self.leases[group].is(state.lease(me, group), Lease::is_holding);
+        let nodes = &mut state.nodes[self.members(group)];
+        for told in &step.read {
+            let call = &mut nodes[usize::from(told.node)].links[me].calls[told.call()];
             // What the node said, also if a wrong variant has it told otherwise.
-            if let Call::Ran(heard) = calls[usize::from(told.number) - 1] {
+            if let Call::Ran(heard) = *call {
                 let is_told = told.heard != Heard::FAILED && self.record_in(heard).is_some();
-                me.execution.told |= is_told;
+                state.clients[me].execution.breaks.note(I4, is_told);
+            }
+            if is_deaf {
+                call.deafen();
             }
         }
-        let lease = me.locks[group].of.lease;
-        let is_deaf = self.spec.variant == Variant::DeafOnceGranted;
-        if is_deaf && self.leases[0].of(lease, Lease::is_holding) {
-            for told in read {
-                let calls = &mut state.nodes[usize::from(told.node)].links[client].calls;
-                calls[usize::from(told.number) - 1].deafen();
-            }
-        } else {
-            self.take(state, client, group, step);
+        if !is_deaf {
+            self.take(state, me, group, step);
         }
     }
 
@@ -487,22 +423,20 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     pub(super) fn forget_execution(&self, state: &mut State<N, C, K>, client: usize) {
         let me = &mut state.clients[client];
         let execution = &mut me.execution;
-        if me.locks[0].of.lease == 0 {
+        if me.locks[0].lease == 0 {
             execution.asked = Asked::default();
             execution.is_late = false;
             execution.broken &= execution.executed;
         }
         let is_open = execution.ending.is_none() && !execution.executed;
-        let may_execute = is_open && !self.only_repairs(client);
-        execution.told &= may_execute;
-        execution.after_an_answer &= may_execute;
-        execution.after_a_decision &= may_execute;
+        if !is_open || self.only_repairs(client) {
+            execution.breaks = Broken::default();
+        }
     }
 
     pub(super) fn copies(&self, state: &State<N, C, K>, of: u8) -> usize {
-        let stores = state.nodes.iter().map(|column| column.store);
         let has = |store: &u32| self.nodes.kept(*store).record == Some(of);
-        stores.filter(has).count()
+        state.stores().filter(has).count()
     }
 
     /// How many nodes have a record, per client.
@@ -511,36 +445,13 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         clients.map(|of| self.copies(state, of))
     }
 
-    fn is_decided(&self, state: &State<N, C, K>) -> bool {
-        let quorum = Quorum::new(N).expect("at least one node");
-        let enough = quorum.majority().max(self.spec.copies);
+    pub(super) fn is_decided(&self, state: &State<N, C, K>) -> bool {
+        let enough = (N / 2 + 1).max(self.spec.copies);
         self.all_copies(state).any(|copies| copies >= enough)
-    }
-
-    pub(super) fn note_decision(&self, state: &mut State<N, C, K>) {
-        if self.spec.has(May::Execute) {
-            state.executed.decided |= self.is_decided(state);
-        }
     }
 
     /// Whether a node may lose its memory: of executions, once a record is decided.
     pub(super) fn may_forget(&self, state: &State<N, C, K>) -> bool {
         !self.spec.has(May::Execute) || self.is_decided(state)
-    }
-}
-
-/// Has a request that nothing follows from run whenever its nodes like, or lets it get lost.
-fn stand<const N: usize, const C: usize, const K: usize>(
-    state: &mut State<N, C, K>,
-    me: usize,
-    call: usize,
-    may_run: bool,
-) {
-    for node in &mut state.nodes {
-        let call = &mut node.links[me].calls[call];
-        *call = match call {
-            Call::Sent if may_run => Call::Standing,
-            _ => Call::None,
-        };
     }
 }
