@@ -99,8 +99,8 @@ impl Nodes {
             }
             let keys: LockKeys = keys.iter().map(|key| format!("key{key}")).collect();
             let names = namespace.names(&keys, |_| [0; 32]).expect("plain names");
-            let names = names.into_iter().map(|name| namespace.with_shared(name));
-            names.collect()
+            let names = names.iter().cloned();
+            names.map(|name| namespace.with_shared(name)).collect()
         };
         let sets = spec.clients.iter().map(|role| role.keys);
         let names: Vec<Names> = sets.chain([&[0][..]]).map(name).collect();
