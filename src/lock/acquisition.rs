@@ -221,8 +221,10 @@ impl LockRequest {
     /// # Cancel safety
     ///
     /// May be dropped at any point; see [`LockFuture`].
-    ///
-    /// Not an `async fn`, which would keep a second copy of the request.
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async fn` would keep a second copy of the request"
+    )]
     pub(crate) fn lock(self) -> impl Future<Output = Result<LockGuard, LockError>> + Send {
         async move {
             let layout = &self.core.layout;
