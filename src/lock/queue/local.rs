@@ -13,10 +13,12 @@
 //! of a key differently have places of their own: the nodes decide between them. A caller enters the places of all its
 //! keys at once, under the map's mutex, and its [`Permit`] leaves them. The map counts the callers of each place, and the
 //! last one removes it.
+//!
+//! A call that waits for others also occupies a slot under each [`WaiterCap`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::SemaphorePermit;
@@ -30,7 +32,8 @@ use crate::lock::queue::place::{
     CallerStage, CountedWaiter, Failed, Memo, Occupancy, PERMITS, Place, PlaceState, permits,
 };
 use crate::lock::state::LockState;
-use crate::node::sync::atomic::{AtomicU64, Ordering};
+use crate::node::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::node::telemetry::Counted;
 use crate::node::{Mutex, after};
 use crate::protocol::lease::{Access, Decided};
 use crate::protocol::{KeyNames, LockKey, LockKeys};
@@ -356,6 +359,86 @@ impl Drop for Permit {
             self.give_back();
             queue.leave(&self.places);
         }
+    }
+}
+
+/// Counts and limits the waiting calls of a whole [`Redlock`](crate::Redlock) or of one layer.
+#[derive(Debug)]
+pub(crate) struct WaiterCap {
+    waiting: AtomicUsize,
+    max: usize,
+}
+
+/// The wait of one call for other holders: until when, and the slots that it occupies under its caps. Dropping it frees
+/// them.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    /// Not after the request, if the call does not wait.
+    pub(crate) deadline: Instant,
+    caps: Vec<Arc<WaiterCap>>,
+    occupied: usize,
+    /// When the call began to wait, for its span.
+    waits_since: Arc<OnceLock<Instant>>,
+    /// Counts the call in the metrics while it waits.
+    counted: Option<Counted>,
+}
+
+impl WaiterCap {
+    pub(crate) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            waiting: AtomicUsize::new(0),
+            max,
+        })
+    }
+}
+
+impl Wait {
+    pub(crate) fn new(
+        deadline: Instant,
+        caps: impl IntoIterator<Item = Arc<WaiterCap>>,
+        waits_since: &Arc<OnceLock<Instant>>,
+    ) -> Self {
+        Self {
+            deadline,
+            caps: caps.into_iter().collect(),
+            occupied: 0,
+            waits_since: Arc::clone(waits_since),
+            counted: None,
+        }
+    }
+
+    /// Occupies a slot under each cap, unless the call waits already.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LockError::Overloaded`] if no slot is free.
+    pub(crate) fn occupy(&mut self) -> Result<(), LockError> {
+        while let Some(cap) = self.caps.get(self.occupied) {
+            // Relaxed here and below: the count is all that is shared, and one atomic add decides. A caller that is one too many
+            // counts itself for a moment, so another may be refused beside it; never is one admitted too many.
+            if cap.waiting.fetch_add(1, Ordering::Relaxed) >= cap.max {
+                cap.waiting.fetch_sub(1, Ordering::Relaxed);
+                return Err(LockError::Overloaded { max: cap.max });
+            }
+            self.occupied += 1;
+        }
+        self.waits_since.get_or_init(Instant::now);
+        self.counted.get_or_insert_with(Counted::waiter);
+        Ok(())
+    }
+
+    /// Frees the slots, because the call waits no longer.
+    pub(crate) fn end(&mut self) {
+        for cap in self.caps.drain(..).take(self.occupied) {
+            cap.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        (self.occupied, self.counted) = (0, None);
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

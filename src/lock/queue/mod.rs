@@ -1,9 +1,7 @@
 //! The queue for a key within one process: its callers, first come, first served, beside other processes.
 
-mod cap;
 mod local;
 mod place;
 
-pub(crate) use cap::{Wait, WaiterCap};
-pub(crate) use local::{LocalQueue, Permit};
+pub(crate) use local::{LocalQueue, Permit, Wait, WaiterCap};
 pub(crate) use place::{CountedWaiter, Occupancy, Place, Watching, permits};

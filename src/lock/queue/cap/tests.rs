@@ -1,4 +1,0 @@
-//! Tests of the caps.
-
-#[cfg(shuttle)]
-mod schedules;
