@@ -1,4 +1,4 @@
-//! The connection of a lane: its states and their transitions.
+//! The connection of a lane: the transitions between its states.
 //!
 //! # Implementation details
 //!
@@ -17,129 +17,23 @@
 //! is silent when the new one is ready, the new one stands by: the old one may still answer, and everything on it is
 //! in order. The standby replaces it if it stays silent.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use deadpool::managed::Manager;
-use deadpool_redis::redis::Value;
 use tokio::time::{Instant, timeout};
 
 use crate::node::redis::describe::describe_timeout;
 use crate::node::redis::guard::Admission;
-use crate::node::redis::link::Link;
+use crate::node::redis::lane::state::{KEEPALIVE, Lane, Live, Next, PROBE_PAUSE};
 use crate::node::redis::server::RedisServer;
 use crate::node::redis::table::{GenerationCheck, load_all};
 
-/// The interval at which an idle connection is checked.
-pub(super) const KEEPALIVE: Duration = Duration::from_secs(5);
-/// The pause between two attempts to reach a server that does not answer.
-pub(super) const PROBE_PAUSE: Duration = Duration::from_millis(150);
-/// How long no requests share a call after the server has refused one. A server that refuses all, because its user may
-/// not run some command of the scripts, then costs little; and a single key that the user must not touch does not end
-/// the sharing for all others.
-pub(super) const SHARING_PAUSE: Duration = Duration::from_secs(1);
 /// The minimum time limit of an attempt. With the pause, it bounds how long after its recovery a server is back that
 /// was reached before.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
-/// The connection of a lane.
-pub(super) struct Connection {
-    server: Arc<RedisServer>,
-    pub(super) live: Option<Live>,
-    pub(super) next: Next,
-    /// When a connection was last lost.
-    lost_at: Option<Instant>,
-    /// Whether the connection before was lost without any use.
-    was_unused: bool,
-    /// How long the last successful attempt took.
-    last_took: Option<Duration>,
-    /// The number of attempts since then.
-    attempts: u32,
-}
-
-/// A connection that is ready for lock commands.
-pub(super) struct Live {
-    pub(super) link: Link,
-    /// The run id of its process, if it was asked and told.
-    run_id: Option<Arc<str>>,
-    pub(super) check: GenerationCheck,
-    /// For how long its server must not vote, or zero.
-    pub(super) left: Duration,
-    /// Since when it is used; before that, since when it was being opened.
-    pub(super) since: Instant,
-    /// Whether any job was sent on it.
-    pub(super) is_used: bool,
-    /// From when on several requests can share a call.
-    shares_from: Instant,
-}
-
-/// The next connection. Beside a live one, it is a probe.
-pub(super) enum Next {
-    /// None is planned, because there is a live one.
-    None,
-    /// An attempt to open it is under way, which ends by this instant.
-    Connecting(Opening, Instant),
-    /// It replaces the silent live one at this instant.
-    Standby(Box<Live>, Instant),
-    /// No attempt before this instant, because one has failed.
-    Paused(Instant),
-    /// No attempt before this instant unless a job comes.
-    Resting(Instant),
-}
-
-type Opening = Pin<Box<dyn Future<Output = Result<Live, Arc<str>>> + Send>>;
-
-impl Connection {
-    /// Creates a connection that is down until the first attempt.
-    pub(super) fn new(server: &Arc<RedisServer>) -> Self {
-        Self {
-            server: Arc::clone(server),
-            live: None,
-            next: Next::Paused(Instant::now()),
-            lost_at: None,
-            was_unused: false,
-            last_took: None,
-            attempts: 0,
-        }
-    }
-
-    /// Returns whether an attempt is under way or planned. That is always so without a connection.
-    pub(super) fn is_probing(&self) -> bool {
-        !matches!(self.next, Next::None)
-    }
-
-    /// Returns when more is known of the server at the latest: the next attempt begins, or the current one ends.
-    pub(super) fn knows_more_at(&self) -> Option<Instant> {
-        match &self.next {
-            Next::Connecting(_, ends_at) => Some(*ends_at),
-            _ => self.next_timer(),
-        }
-    }
-
-    /// Returns when [`on_timer`](Self::on_timer) has something to do, if nothing else happens before.
-    pub(super) fn next_timer(&self) -> Option<Instant> {
-        match &self.next {
-            Next::None | Next::Connecting(..) => None,
-            Next::Standby(_, at) | Next::Paused(at) | Next::Resting(at) => Some(*at),
-        }
-    }
-
-    /// Returns the check with which requests can share a call, if they can.
-    pub(super) fn shared_check(&self, now: Instant) -> Option<&GenerationCheck> {
-        let live = self.live.as_ref().filter(|live| live.shares_from <= now);
-        live.map(|live| &live.check)
-    }
-
-    /// Lets no requests share a call for a while, because the server refused one.
-    pub(super) fn pause_sharing(&mut self, now: Instant) {
-        if let Some(live) = &mut self.live {
-            live.shares_from = now + SHARING_PAUSE;
-        }
-    }
-
+impl Lane {
     /// Starts an attempt, beside the live connection if there is one.
     pub(super) fn start_attempt(&mut self) {
         let (server, began) = (Arc::clone(&self.server), Instant::now());
@@ -159,103 +53,128 @@ impl Connection {
         }
     }
 
-    /// Keeps a new connection beside the live one, which it replaces at this instant.
-    pub(super) fn stand_by(&mut self, opened: Live, at: Instant) {
-        self.next = Next::Standby(Box::new(opened), at);
+    pub(super) fn on_attempted(&mut self, attempted: Result<Live, Arc<str>>) {
+        let now = Instant::now();
+        match attempted {
+            Ok(opened) if self.is_silent() => {
+                let until = now + self.server.timeouts.node;
+                self.next = Next::Standby(Box::new(opened), until);
+            }
+            Ok(opened) => self.adopt(opened),
+            Err(why) => {
+                self.server.set_down(&why);
+                self.next = Next::Paused(now + PROBE_PAUSE);
+                if self.server.duplicate().is_some() {
+                    // Gives up the connection to a server that is another node too, after which the other node may vote.
+                    // This node is admitted again before it does.
+                    self.live = None;
+                    self.park_in_flight(&why);
+                    if let Some(guard) = &self.server.guard {
+                        guard.forget(&self.server.name);
+                    }
+                }
+                self.refuse_parked();
+            }
+        }
     }
 
-    /// Uses a new connection from now on.
-    pub(super) fn replace(&mut self, mut opened: Live) {
+    /// Uses a new connection from now on. Unconfirmed releases and records are sent again.
+    pub(super) fn adopt(&mut self, mut opened: Live) {
+        self.park_in_flight(&"replaced by a new connection".into());
         let now = Instant::now();
         // With its admission, because the next attempt is measured with that as well.
         self.last_took = Some(now - opened.since);
         self.attempts = 0;
         opened.since = now;
+        let left = opened.left;
         self.live = Some(opened);
         self.next = Next::None;
+        if left.is_zero() {
+            self.server.set_up();
+        } else {
+            self.server.set_quarantined(left);
+        }
+        // Jobs that waited for a server which turns out to be quarantined.
+        self.refuse_parked();
+        self.send_parked();
     }
 
-    /// Pauses after a failed attempt. A live connection stays.
-    pub(super) fn on_attempt_failed(&mut self, now: Instant) {
-        self.next = Next::Paused(now + PROBE_PAUSE);
+    /// Uses the standby, and returns whether there was one.
+    fn adopt_standby(&mut self) -> bool {
+        match std::mem::replace(&mut self.next, Next::None) {
+            Next::Standby(opened, _) => {
+                self.adopt(*opened);
+                true
+            }
+            next => {
+                self.next = next;
+                false
+            }
+        }
     }
 
-    /// Ends a live connection and its probe, and pauses.
-    pub(super) fn close(&mut self, now: Instant) {
-        self.live = None;
-        self.on_attempt_failed(now);
+    /// Uses the standby that is due, or starts the attempt that is.
+    pub(super) fn on_next_due(&mut self) {
+        if !self.adopt_standby() {
+            self.start_attempt();
+        }
     }
 
-    /// Ends a live connection in favour of the next one. Returns the standby to use, if there is one.
-    #[must_use]
-    pub(super) fn give_up(&mut self) -> Option<Live> {
+    /// Ends the live connection in favour of the next one.
+    pub(super) fn give_up(&mut self, why: &Arc<str>) {
+        self.park_in_flight(why);
         self.live = None;
         // Without a live connection there always is a next one. A probe that has been planned already stays as it is, with
         // its pause: the server has not become easier to reach.
         if matches!(self.next, Next::None) {
             self.start_attempt();
         }
-        self.take_standby()
+        self.adopt_standby();
     }
 
-    /// Ends a connection that was lost. Returns the standby to use, if there is one.
-    #[must_use]
-    pub(super) fn on_lost(&mut self, now: Instant, has_parked: bool) -> Option<Live> {
+    pub(super) fn on_lost(&mut self, why: &Arc<str>) {
+        self.park_in_flight(why);
+        let now = Instant::now();
         let is_unused = self.live.take().is_some_and(|live| !live.is_used);
         // A probe beside it becomes the connection, or is it already.
-        if matches!(self.next, Next::Standby(..) | Next::Connecting(..)) {
-            return self.take_standby();
+        if self.adopt_standby() || matches!(self.next, Next::Connecting(..)) {
+            return;
         }
         let was_unused = std::mem::replace(&mut self.was_unused, is_unused);
         let lost_before = self.lost_at.replace(now);
-        if is_unused && was_unused && !has_parked {
+        if is_unused && was_unused && self.parked.is_empty() {
             // The server, or a proxy, closes idle connections: the next job opens one.
             self.next = Next::Resting(now + KEEPALIVE);
         } else if lost_before.is_some_and(|at| now - at < PROBE_PAUSE) {
             // The server, or a proxy, closes every connection at once.
-            self.on_attempt_failed(now);
+            self.next = Next::Paused(now + PROBE_PAUSE);
         } else {
             // A closed idle connection is no outage, so jobs wait for this attempt.
             self.start_attempt();
         }
-        None
     }
 
-    /// Ends the probe, because the live connection answers again. Returns the standby to use if it leads to another
-    /// memory: the state of the node is that of the memory found last.
-    #[must_use]
-    pub(super) fn on_recovered(&mut self) -> Option<Live> {
-        let live = self.live.as_ref()?;
-        let Next::Standby(opened, _) = std::mem::replace(&mut self.next, Next::None) else {
-            return None;
-        };
+    /// Ends the probe, because the live connection answers again. Returns whether that stays: not if the standby leads to
+    /// another memory, because the state of the node is that of the memory found last.
+    pub(super) fn on_recovered(&mut self) -> bool {
         // The standby was admitted last, so the guard and callers know the node by its memory. With the restart guard off,
         // only the run id tells servers apart.
-        let is_same =
-            opened.check.generation == live.check.generation && opened.run_id == live.run_id;
-        (!is_same).then_some(*opened)
+        if let (Some(live), Next::Standby(opened, _)) = (&self.live, &self.next)
+            && (opened.check.generation != live.check.generation || opened.run_id != live.run_id)
+        {
+            return !self.adopt_standby();
+        }
+        self.next = Next::None;
+        self.server.set_answering();
+        true
     }
 
-    /// Starts an attempt that is due. Returns the standby to use, if that is due.
-    #[must_use]
-    pub(super) fn on_timer(&mut self, now: Instant) -> Option<Live> {
-        if self.next_timer().is_none_or(|due| due > now) {
-            return None;
-        }
-        let standby = self.take_standby();
-        if standby.is_none() {
-            self.start_attempt();
-        }
-        standby
-    }
-
-    fn take_standby(&mut self) -> Option<Live> {
-        match std::mem::replace(&mut self.next, Next::None) {
-            Next::Standby(opened, _) => Some(*opened),
-            next => {
-                self.next = next;
-                None
-            }
+    /// Returns when more is known of a server that is down or must not vote, at the latest: the next attempt begins, or the
+    /// current one ends.
+    pub(super) fn knows_more_at(&self) -> Option<Instant> {
+        match &self.next {
+            Next::Connecting(_, ends_at) => Some(*ends_at),
+            _ => self.next_due().or_else(|| self.recheck_at()),
         }
     }
 
@@ -268,38 +187,6 @@ impl Connection {
             Some(took) if self.attempts % 8 != 7 => PROBE_LIMIT.max(2 * took).min(longest),
             _ => longest,
         }
-    }
-}
-
-/// Appends the replies that have arrived to `replies`; ready if there are any, or if the connection is lost behind them.
-pub(super) fn poll_replies(
-    live: &mut Option<Live>,
-    context: &mut Context<'_>,
-    replies: &mut Vec<Value>,
-) -> Poll<Result<(), Arc<str>>> {
-    let Some(live) = live else {
-        return Poll::Pending;
-    };
-    // Until no more is there: the lane handles them together, which reads the clock and looks at its state once. They are
-    // kept if the connection is lost behind them, because the server has executed what it answered.
-    loop {
-        match live.link.poll_reply(context) {
-            Poll::Ready(Ok(reply)) => replies.push(reply),
-            Poll::Ready(Err(why)) => return Poll::Ready(Err(why)),
-            Poll::Pending if replies.is_empty() => return Poll::Pending,
-            Poll::Pending => return Poll::Ready(Ok(())),
-        }
-    }
-}
-
-/// Waits for the end of an attempt, if one is under way.
-pub(super) fn poll_attempt(
-    next: &mut Next,
-    context: &mut Context<'_>,
-) -> Poll<Result<Live, Arc<str>>> {
-    match next {
-        Next::Connecting(opening, _) => opening.as_mut().poll(context),
-        _ => Poll::Pending,
     }
 }
 
@@ -336,9 +223,10 @@ async fn open(server: &RedisServer, began: Instant) -> Result<Live, Arc<str>> {
 #[cfg(test)]
 pub(super) mod tests {
     use tokio::net::{TcpListener, TcpStream};
+    use tokio::time::advance;
 
     use super::*;
-    use crate::node::redis::link::Socket;
+    use crate::node::redis::link::{Link, Socket};
     use crate::node::redis::server::tests::server;
     use crate::protocol::admission::Generation;
 
@@ -361,78 +249,93 @@ pub(super) mod tests {
         (opened, server.unwrap().0)
     }
 
-    fn is_connecting(connection: &Connection) -> bool {
-        connection.live.is_none() && matches!(connection.next, Next::Connecting(..))
+    fn is_connecting(lane: &Lane) -> bool {
+        lane.live.is_none() && matches!(lane.next, Next::Connecting(..))
     }
 
-    async fn live() -> Connection {
-        let mut connection = Connection::new(&server());
-        connection.replace(candidate().await.0);
-        assert!(connection.live.is_some() && !connection.is_probing());
-        connection
+    fn is_paused(lane: &Lane) -> bool {
+        matches!(lane.next, Next::Paused(_))
     }
 
-    #[tokio::test]
+    impl Lane {
+        /// Uses a connection to a new server.
+        async fn adopt_new(&mut self) {
+            self.adopt(candidate().await.0);
+            assert!(self.live.is_some() && !self.is_probing());
+        }
+
+        fn lose(&mut self) {
+            self.on_lost(&"lost".into());
+        }
+    }
+
+    async fn live() -> Lane {
+        let mut lane = Lane::new(server());
+        lane.adopt_new().await;
+        lane
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_lost_connection_is_opened_again_at_once_and_then_after_a_pause() {
-        let mut connection = live().await;
-        connection.live.as_mut().unwrap().is_used = true;
-        let now = Instant::now();
-        assert!(connection.on_lost(now, false).is_none());
-        assert!(is_connecting(&connection));
+        let mut lane = live().await;
+        lane.live.as_mut().unwrap().is_used = true;
+        lane.lose();
+        assert!(is_connecting(&lane));
         for (after, is_down) in [(PROBE_PAUSE / 2, true), (2 * PROBE_PAUSE, false)] {
-            connection.replace(candidate().await.0);
-            connection.live.as_mut().unwrap().is_used = true;
-            assert!(connection.on_lost(now + after, false).is_none());
-            assert_eq!(matches!(connection.next, Next::Paused(_)), is_down);
+            lane.adopt_new().await;
+            lane.live.as_mut().unwrap().is_used = true;
+            advance(after).await;
+            lane.lose();
+            assert_eq!(is_paused(&lane), is_down);
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn more_is_known_at_the_end_of_an_attempt() {
-        let (mut first, mut probe) = (Connection::new(&server()), live().await);
+        let (mut first, mut probe) = (Lane::new(server()), live().await);
         assert_eq!(probe.knows_more_at(), None);
-        for connection in [&mut first, &mut probe] {
-            let began = Instant::now();
-            connection.start_attempt();
-            let at = connection.knows_more_at().unwrap();
-            assert!(began < at && at <= Instant::now() + LIMIT);
+        for lane in [&mut first, &mut probe] {
+            lane.start_attempt();
+            let at = lane.knows_more_at().unwrap();
+            assert!(Instant::now() < at && at <= Instant::now() + LIMIT);
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_connection_lost_twice_without_use_rests_until_a_job_wakes_it() {
-        let mut connection = live().await;
-        let now = Instant::now();
-        assert!(connection.on_lost(now, false).is_none());
-        connection.wake();
-        assert!(is_connecting(&connection));
-        connection.replace(candidate().await.0);
-        assert!(connection.on_lost(now + LIMIT, false).is_none());
-        assert!(matches!(connection.next, Next::Resting(_)));
-        assert_eq!(connection.next_timer(), Some(now + LIMIT + KEEPALIVE));
-        connection.wake();
-        assert!(is_connecting(&connection));
-        connection.on_attempt_failed(now);
-        connection.wake();
-        assert!(matches!(connection.next, Next::Paused(_)));
+        let mut lane = live().await;
+        lane.lose();
+        lane.wake();
+        assert!(is_connecting(&lane));
+        lane.adopt_new().await;
+        advance(LIMIT).await;
+        lane.lose();
+        assert!(matches!(lane.next, Next::Resting(_)));
+        assert_eq!(lane.next_due(), Some(Instant::now() + KEEPALIVE));
+        lane.wake();
+        assert!(is_connecting(&lane));
+        lane.on_attempted(Err("refused".into()));
+        lane.wake();
+        assert!(is_paused(&lane));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_standby_replaces_a_live_connection_when_it_is_due_lost_or_given_up() {
-        let now = Instant::now();
-        let due = now + LIMIT;
-        let ways: [fn(&mut Connection, Instant) -> Option<Live>; 3] = [
-            |connection, due| connection.on_timer(due),
-            |connection, due| connection.on_lost(due, false),
-            |connection, _| connection.give_up(),
-        ];
+        let ways: [fn(&mut Lane); 3] = [Lane::on_timer, Lane::lose, |lane| {
+            lane.give_up(&"given up".into())
+        }];
         for way in ways {
-            let mut connection = live().await;
-            connection.start_attempt();
-            assert!(connection.live.is_some() && connection.is_probing());
-            connection.stand_by(candidate().await.0, due);
-            assert!(connection.on_timer(now).is_none());
-            assert!(way(&mut connection, due).is_some());
+            let mut lane = live().await;
+            lane.start_attempt();
+            assert!(lane.live.is_some() && lane.is_probing());
+            let mut standby = candidate().await.0;
+            standby.run_id = Some("standby".into());
+            lane.next = Next::Standby(Box::new(standby), Instant::now() + LIMIT);
+            lane.on_timer();
+            assert!(lane.is_probing());
+            advance(LIMIT).await;
+            way(&mut lane);
+            assert!(lane.live.as_ref().unwrap().run_id.is_some());
         }
     }
 
@@ -445,45 +348,46 @@ pub(super) mod tests {
             // With the restart guard off.
             ("other", None, true),
         ] {
-            let mut connection = Connection::new(&server());
+            let mut lane = Lane::new(server());
             let mut live = candidate().await.0;
             live.run_id = Some("run".into());
-            connection.replace(live);
+            lane.adopt(live);
             let mut standby = candidate().await.0;
             standby.run_id = Some(run_id.into());
             standby.check.generation = generation;
-            connection.stand_by(standby, Instant::now());
-            assert_eq!(connection.on_recovered().is_some(), is_used);
-            assert!(connection.live.is_some() && !connection.is_probing());
+            lane.next = Next::Standby(Box::new(standby), Instant::now());
+            assert_eq!(lane.on_recovered(), !is_used);
+            assert!(lane.live.is_some() && !lane.is_probing());
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_connection_that_is_given_up_leaves_its_probe() {
-        let mut connection = live().await;
-        assert!(connection.give_up().is_none());
-        assert!(is_connecting(&connection));
-        connection.replace(candidate().await.0);
-        connection.start_attempt();
-        assert!(connection.give_up().is_none());
-        assert!(is_connecting(&connection));
-        connection.replace(candidate().await.0);
-        let now = Instant::now();
-        connection.on_attempt_failed(now);
-        assert!(connection.live.is_some());
-        assert!(connection.give_up().is_none());
-        assert_eq!(connection.next_timer(), Some(now + PROBE_PAUSE));
-        assert!(connection.on_timer(now + PROBE_PAUSE).is_none());
-        assert!(is_connecting(&connection));
+        let give_up = |lane: &mut Lane| lane.give_up(&"given up".into());
+        let mut lane = live().await;
+        give_up(&mut lane);
+        assert!(is_connecting(&lane));
+        lane.adopt_new().await;
+        lane.start_attempt();
+        give_up(&mut lane);
+        assert!(is_connecting(&lane));
+        lane.adopt_new().await;
+        lane.on_attempted(Err("refused".into()));
+        assert!(lane.live.is_some());
+        give_up(&mut lane);
+        assert_eq!(lane.next_due(), Some(Instant::now() + PROBE_PAUSE));
+        advance(PROBE_PAUSE).await;
+        lane.on_timer();
+        assert!(is_connecting(&lane));
     }
 
     #[tokio::test]
     async fn every_eighth_attempt_may_take_as_long_as_connecting_may() {
-        let mut connection = live().await;
+        let mut lane = live().await;
         let mut limits = Vec::new();
         for _ in 0..9 {
-            limits.push(connection.attempt_limit() == LIMIT);
-            connection.start_attempt();
+            limits.push(lane.attempt_limit() == LIMIT);
+            lane.start_attempt();
         }
         let longest = limits.iter().position(|is_longest| *is_longest);
         assert_eq!((longest, limits[8]), (Some(7), false));

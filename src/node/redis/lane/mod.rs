@@ -8,10 +8,12 @@
 //! acquisitions of a batch are one call, for example. The lane detects a server that falls silent, fails requests to it
 //! at once from then on, and probes it until it answers.
 //!
-//! The parts, which [`task`] combines:
+//! The parts:
 //!
 //! * [`calls`]: the grouping of jobs into calls, and those that were sent and not answered. It knows no connection.
-//! * [`connection`]: the states of the connection and their transitions. It knows no jobs.
+//! * [`state`]: the connection and the jobs, and how these are sent, kept and given up.
+//! * [`connection`]: the transitions between the states of the connection.
+//! * [`task`]: the loop, which moves jobs from the inbox to the connection, and replies to the votes.
 //!
 //! Invariants:
 //!
@@ -29,6 +31,7 @@
 
 mod calls;
 mod connection;
+mod state;
 mod task;
 
 pub(super) use task::spawn;

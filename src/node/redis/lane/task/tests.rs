@@ -7,7 +7,6 @@ use tokio::net::TcpStream;
 use tokio::time::advance;
 
 use crate::node::job::{Packet, VoteReceiver};
-use crate::node::redis::lane::connection::SHARING_PAUSE;
 use crate::node::redis::lane::connection::tests::candidate;
 use crate::node::redis::link::tests::parse_all;
 use crate::node::redis::server::tests::server;
@@ -462,7 +461,7 @@ async fn connection_is_given_up_when_a_reply_comes_without_a_request() {
     // Behind one with a request, which counts.
     bench.answer(":5\r\n:6\r\n");
     assert_eq!(bench.outcomes(), [Ok(Reply::Granted(5))]);
-    assert!(bench.lane.connection.live.is_none());
+    assert!(bench.lane.live.is_none());
 }
 
 /// Otherwise the inbox would fill up although the server answers.
