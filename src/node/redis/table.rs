@@ -528,7 +528,7 @@ fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
 }
 
 fn put_number(output: &mut Vec<u8>, number: u64) {
-    put_argument(output, write_decimal(number, &mut [0; 20]));
+    put_argument(output, itoa::Buffer::new().format(number).as_bytes());
 }
 
 /// Appends a duration, in milliseconds.
@@ -543,21 +543,9 @@ fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
         // Nearly all lengths are short, and a command has many.
         Ok(short @ 0..10) => output.push(b'0' + short),
         Ok(short @ 10..100) => output.extend([b'0' + short / 10, b'0' + short % 10]),
-        _ => output.extend(write_decimal(length as u64, &mut [0; 20])),
+        _ => output.extend(itoa::Buffer::new().format(length).as_bytes()),
     }
     output.extend(b"\r\n");
-}
-
-/// Writes the decimal digits of a number to the end of a buffer.
-fn write_decimal(mut number: u64, buffer: &mut [u8; 20]) -> &[u8] {
-    let mut from = buffer.len() - 1;
-    buffer[from] = b'0';
-    while number > 0 {
-        buffer[from] = b'0' + (number % 10) as u8;
-        number /= 10;
-        from -= usize::from(number > 0);
-    }
-    &buffer[from..]
 }
 
 #[cfg(test)]

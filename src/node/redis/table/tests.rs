@@ -157,13 +157,7 @@ fn a_call_of_64_requests_has_lengths_of_three_digits() {
 }
 
 #[test]
-fn decimals_and_lengths_are_written_as_the_standard_library_writes_them() {
-    let tens = (0..20).map(|zeros| 10_u64.pow(zeros));
-    let around = |ten: u64| [ten - 1, ten, ten + 1, ten.wrapping_mul(9)];
-    for number in tens.flat_map(around).chain([0, u64::MAX]) {
-        let written = write_decimal(number, &mut [b'x'; 20]).to_vec();
-        assert_eq!(written, number.to_string().as_bytes());
-    }
+fn lengths_are_written_as_the_standard_library_writes_them() {
     for length in [0, 9, 10, 99, 100, 12_345] {
         let mut written = Vec::new();
         put_length(&mut written, b'$', length);
