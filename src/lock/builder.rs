@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use crate::lock::error::BuildError;
-use crate::lock::node_group::{NodeGroup, NodeSettings, layout};
+use crate::lock::node_group::{NodeGroup, NodeSettings, Source, layout, node_setters};
 use crate::lock::redlock::Redlock;
 use crate::lock::settings::{RestartGuard, Settings, settings};
 #[cfg(feature = "test-util")]
@@ -98,73 +98,9 @@ macro_rules! setters {
 
 settings!(setters);
 
+node_setters!(RedlockBuilder);
+
 impl RedlockBuilder {
-    /// Adds a Redis server by its URL: `redis://[user:password@]host[:port][/db]`, `rediss://` for
-    /// TLS (feature `tls-rustls`), `unix://path`.
-    ///
-    /// The server must be an independent master, reached directly: not a replica, a cluster node or a proxy that
-    /// fails over. Its version must be 6.2 or later. All clients must name the same servers. See [operating the
-    /// nodes](crate::guide::operating_the_nodes) for rights, certificates and more.
-    #[cfg(feature = "redis")]
-    pub fn url(mut self, url: impl AsRef<str>) -> Self {
-        self.nodes = self.nodes.url(url);
-        self
-    }
-
-    /// Adds several Redis servers; see [`url`](Self::url).
-    #[cfg(feature = "redis")]
-    pub fn urls(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
-        urls.into_iter().fold(self, Self::url)
-    }
-
-    /// Adds a Redis server by the configuration of a pool, which names the server by a URL or a connection.
-    ///
-    /// The node makes its connections as for a [`url`](Self::url). The size and the timeouts of the configuration
-    /// apply to the connections that read large results.
-    ///
-    /// ```
-    /// use tower_redlock::Redlock;
-    /// use tower_redlock::deadpool_redis::{Config, PoolConfig};
-    ///
-    /// let mut config = Config::from_url("redis://10.0.0.1");
-    /// config.pool = Some(PoolConfig::new(8));
-    /// let redlock = Redlock::builder().pool_config(config).build()?;
-    /// # Ok::<(), tower_redlock::BuildError>(())
-    /// ```
-    #[cfg(feature = "redis")]
-    pub fn pool_config(mut self, config: deadpool_redis::Config) -> Self {
-        self.nodes = self.nodes.pool_config(config);
-        self
-    }
-
-    /// Adds a Redis server by a pool of connections to it, for settings that no URL can express, such as a client
-    /// certificate.
-    ///
-    /// The node takes connections out of the pool for good: one for locks, and up to four to read large results.
-    /// The pool's own timeouts apply when a connection opens, the node timeout to every request on it.
-    ///
-    /// A [`url`](Self::url) or a [`pool_config`](Self::pool_config) is faster, because redis-rs drives each
-    /// connection of the pool in a separate task. It also [wakes](Self::wake_ups) the waiters of this process, for
-    /// which the address of the server must be known.
-    #[cfg(feature = "redis")]
-    pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
-        self.nodes = self.nodes.pool(pool);
-        self
-    }
-
-    /// Adds `count` nodes in the memory of this process.
-    pub fn embedded(mut self, count: usize) -> Self {
-        self.nodes = self.nodes.embedded(count);
-        self
-    }
-
-    /// Adds nodes whose answers a test controls.
-    #[cfg(feature = "test-util")]
-    pub fn scripted(mut self, nodes: &crate::node::scripted::ScriptedNodes) -> Self {
-        self.nodes = self.nodes.scripted(nodes);
-        self
-    }
-
     /// Adds `count` nodes behind a network that a simulation implements.
     #[cfg(feature = "test-util")]
     pub fn simulated(
@@ -323,6 +259,10 @@ impl RedlockBuilder {
             Ok(Redlock::new(settings, layout))
         });
         built.map_err(|error| error.name_variable(&self.variables))
+    }
+
+    fn group_mut(&mut self) -> &mut NodeGroup {
+        &mut self.nodes
     }
 
     /// Notes that the program chose a setting, whatever the environment said.

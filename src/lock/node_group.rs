@@ -35,28 +35,23 @@ use crate::protocol::Quorum;
 #[must_use = "a group does nothing until it is added to a builder"]
 pub struct NodeGroup {
     name: Option<String>,
-    sources: Vec<Source>,
+    pub(super) sources: Vec<Source>,
 }
 
 /// A source of nodes.
 #[derive(Clone)]
-enum Source {
+pub(super) enum Source {
     Embedded(usize),
     #[cfg(feature = "redis")]
-    Server(Server),
+    Url(String),
+    #[cfg(feature = "redis")]
+    PoolConfig(Box<deadpool_redis::Config>),
+    #[cfg(feature = "redis")]
+    Pool(deadpool_redis::Pool),
     #[cfg(feature = "test-util")]
     Scripted(crate::node::scripted::ScriptedNodes),
     #[cfg(feature = "test-util")]
     Simulated(Range<usize>, Arc<dyn crate::node::sim::SimNetwork>),
-}
-
-/// A Redis server, as the program names it.
-#[cfg(feature = "redis")]
-#[derive(Clone)]
-enum Server {
-    Url(String),
-    PoolConfig(Box<deadpool_redis::Config>),
-    Pool(deadpool_redis::Pool),
 }
 
 /// What all nodes of a lock service have in common.
@@ -76,6 +71,86 @@ struct Named<'a> {
     setting: &'static str,
 }
 
+/// Implements the setters that add nodes, for a type with a group that its `group_mut()` returns.
+macro_rules! node_setters {
+    ($type:ty) => {
+        impl $type {
+            /// Adds a Redis server by its URL: `redis://[user:password@]host[:port][/db]`, `rediss://` for
+            /// TLS (feature `tls-rustls`), `unix://path`.
+            ///
+            /// The server must be an independent master, reached directly: not a replica, a cluster node or a proxy that
+            /// fails over. Its version must be 6.2 or later. All clients must name the same servers. See [operating the
+            /// nodes](crate::guide::operating_the_nodes) for rights, certificates and more.
+            #[cfg(feature = "redis")]
+            pub fn url(mut self, url: impl AsRef<str>) -> Self {
+                let url = url.as_ref().to_owned();
+                self.group_mut().sources.push(Source::Url(url));
+                self
+            }
+
+            /// Adds several Redis servers; see [`url`](Self::url).
+            #[cfg(feature = "redis")]
+            pub fn urls(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
+                urls.into_iter().fold(self, Self::url)
+            }
+
+            /// Adds a Redis server by the configuration of a pool, which names the server by a URL or a connection.
+            ///
+            /// The node makes its connections as for a [`url`](Self::url). The size and the timeouts of the configuration
+            /// apply to the connections that read large results.
+            ///
+            /// ```
+            /// use tower_redlock::Redlock;
+            /// use tower_redlock::deadpool_redis::{Config, PoolConfig};
+            ///
+            /// let mut config = Config::from_url("redis://10.0.0.1");
+            /// config.pool = Some(PoolConfig::new(8));
+            /// let redlock = Redlock::builder().pool_config(config).build()?;
+            /// # Ok::<(), tower_redlock::BuildError>(())
+            /// ```
+            #[cfg(feature = "redis")]
+            pub fn pool_config(mut self, config: deadpool_redis::Config) -> Self {
+                let config = Source::PoolConfig(Box::new(config));
+                self.group_mut().sources.push(config);
+                self
+            }
+
+            /// Adds a Redis server by a pool of connections to it, for settings that no URL can express, such as a client
+            /// certificate.
+            ///
+            /// The node takes connections out of the pool for good: one for locks, and up to four to read large results.
+            /// The pool's own timeouts apply when a connection opens, the node timeout to every request on it.
+            ///
+            /// A [`url`](Self::url) or a [`pool_config`](Self::pool_config) is faster, because redis-rs drives each
+            /// connection of the pool in a separate task. It also [wakes](crate::RedlockBuilder::wake_ups) the waiters of this process, for
+            /// which the address of the server must be known.
+            #[cfg(feature = "redis")]
+            pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
+                self.group_mut().sources.push(Source::Pool(pool));
+                self
+            }
+
+            /// Adds `count` nodes in the memory of this process.
+            pub fn embedded(mut self, count: usize) -> Self {
+                self.group_mut().sources.push(Source::Embedded(count));
+                self
+            }
+
+            /// Adds nodes whose answers a test controls.
+            #[cfg(feature = "test-util")]
+            pub fn scripted(mut self, nodes: &crate::node::scripted::ScriptedNodes) -> Self {
+                let nodes = Source::Scripted(nodes.clone());
+                self.group_mut().sources.push(nodes);
+                self
+            }
+        }
+    };
+}
+
+pub(super) use node_setters;
+
+node_setters!(NodeGroup);
+
 impl NodeGroup {
     /// Creates a group without nodes.
     pub fn new() -> Self {
@@ -85,50 +160,6 @@ impl NodeGroup {
     /// Sets the name, which decides on the keys of the group. Default: the position of the group, counted from zero.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
-        self
-    }
-
-    /// Adds a Redis server by its URL; see [`RedlockBuilder::url`](crate::RedlockBuilder::url).
-    #[cfg(feature = "redis")]
-    pub fn url(mut self, url: impl AsRef<str>) -> Self {
-        let server = Server::Url(url.as_ref().to_owned());
-        self.sources.push(Source::Server(server));
-        self
-    }
-
-    /// Adds several Redis servers by their URLs.
-    #[cfg(feature = "redis")]
-    pub fn urls(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
-        urls.into_iter().fold(self, Self::url)
-    }
-
-    /// Adds a Redis server by the configuration of a pool; see
-    /// [`RedlockBuilder::pool_config`](crate::RedlockBuilder::pool_config).
-    #[cfg(feature = "redis")]
-    pub fn pool_config(mut self, config: deadpool_redis::Config) -> Self {
-        let server = Server::PoolConfig(Box::new(config));
-        self.sources.push(Source::Server(server));
-        self
-    }
-
-    /// Adds a Redis server by a pool of connections to it; see
-    /// [`RedlockBuilder::pool`](crate::RedlockBuilder::pool).
-    #[cfg(feature = "redis")]
-    pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
-        self.sources.push(Source::Server(Server::Pool(pool)));
-        self
-    }
-
-    /// Adds `count` nodes in the memory of this process.
-    pub fn embedded(mut self, count: usize) -> Self {
-        self.sources.push(Source::Embedded(count));
-        self
-    }
-
-    /// Adds nodes whose answers a test controls.
-    #[cfg(feature = "test-util")]
-    pub fn scripted(mut self, nodes: &crate::node::scripted::ScriptedNodes) -> Self {
-        self.sources.push(Source::Scripted(nodes.clone()));
         self
     }
 
@@ -143,6 +174,10 @@ impl NodeGroup {
         self
     }
 
+    fn group_mut(&mut self) -> &mut Self {
+        self
+    }
+
     /// Returns the number of its sources of nodes.
     #[cfg(feature = "redis")]
     pub(super) fn sources(&self) -> usize {
@@ -153,7 +188,7 @@ impl NodeGroup {
     #[cfg(feature = "redis")]
     pub(super) fn listed_urls(&self) -> impl Iterator<Item = &str> {
         self.sources.iter().filter_map(|source| match source {
-            Source::Server(Server::Url(url)) => Some(&**url),
+            Source::Url(url) => Some(&**url),
             _ => None,
         })
     }
@@ -312,8 +347,6 @@ impl NodeGroup {
                         nodes.push(Arc::new(EmbeddedNode::new(number)));
                     }
                 }
-                #[cfg(feature = "redis")]
-                Source::Server(server) => nodes.push(server.make(settings, names)?),
                 #[cfg(feature = "test-util")]
                 Source::Scripted(scripted) => {
                     for node in scripted.nodes.iter() {
@@ -327,6 +360,8 @@ impl NodeGroup {
                         nodes.push(Arc::new(crate::node::sim::SimNode::new(number, network)));
                     }
                 }
+                #[cfg(feature = "redis")]
+                server => nodes.extend(server.make(settings, names)?),
             }
             names.extend(nodes[made..].iter().map(|node| Arc::clone(node.name())));
         }
@@ -335,55 +370,54 @@ impl NodeGroup {
 }
 
 #[cfg(feature = "redis")]
-impl Server {
-    /// Makes the node, whose name is none of these.
+impl Source {
+    /// Makes the node of a server, whose name is none of these.
     fn make(
         &self,
         settings: &NodeSettings,
         names: &[Arc<str>],
-    ) -> Result<Arc<dyn Node>, BuildError> {
-        let endpoint = self.endpoint(names.len());
-        let endpoint =
-            endpoint.map_err(|(value, why)| BuildError::new(self.setting(), value, why))?;
+    ) -> Result<Option<Arc<dyn Node>>, BuildError> {
+        let Some((setting, endpoint)) = self.endpoint(names.len()) else {
+            return Ok(None);
+        };
+        let endpoint = endpoint.map_err(|(value, why)| BuildError::new(setting, value, why))?;
         if names.contains(&endpoint.name) {
             let remedy = "it is listed twice; list it once, because a majority must be of independent servers, and a group \
                           that stays keeps its name";
-            return Err(BuildError::new(self.setting(), &endpoint.name, remedy));
+            return Err(BuildError::new(setting, &endpoint.name, remedy));
         }
         let (guard, home) = (settings.guard.clone(), &settings.home);
         let node = RedisNode::new(endpoint, settings.timeouts, guard, home);
-        Ok(Arc::new(node))
+        Ok(Some(Arc::new(node)))
     }
 
-    fn setting(&self) -> &'static str {
-        match self {
-            Self::Url(_) => "url",
-            Self::PoolConfig(_) => "pool_config",
-            Self::Pool(_) => "pool",
-        }
-    }
-
-    /// Returns how to reach the server. Pools have no address and are numbered.
+    /// Returns the setting that names a server, and how to reach it; `None` if this is none. Pools have no address and are
+    /// numbered.
     ///
-    /// # Errors
-    ///
-    /// Returns the value that is wrong, without credentials, and why.
-    fn endpoint(&self, number: usize) -> Result<Endpoint, (String, String)> {
-        match self {
+    /// The error is the value that is wrong, without credentials, and why.
+    fn endpoint(
+        &self,
+        number: usize,
+    ) -> Option<(&'static str, Result<Endpoint, (String, String)>)> {
+        Some(match self {
             Self::Url(url) => {
-                Endpoint::from_url(url).map_err(|why| (without_credentials(url), why))
+                let endpoint = Endpoint::from_url(url);
+                let shown = || without_credentials(url);
+                ("url", endpoint.map_err(|why| (shown(), why)))
             }
             Self::PoolConfig(config) => {
                 let url = config.url.as_deref().map(without_credentials);
                 let url = url.unwrap_or_else(|| "a configuration without a url".into());
-                Endpoint::from_config(config).map_err(|why| (url, why))
+                let endpoint = Endpoint::from_config(config);
+                ("pool_config", endpoint.map_err(|why| (url, why)))
             }
             Self::Pool(pool) => {
                 let name = format!("pool-{number}");
                 let endpoint = Endpoint::from_pool(&name, pool.clone());
-                endpoint.map_err(|why| (name, why))
+                ("pool", endpoint.map_err(|why| (name, why)))
             }
-        }
+            _ => return None,
+        })
     }
 }
 
@@ -393,13 +427,7 @@ impl Source {
         match self {
             Self::Embedded(count) => vec!["embedded".into(); *count],
             #[cfg(feature = "redis")]
-            Self::Server(Server::Pool(_)) => vec!["pool".into()],
-            #[cfg(feature = "redis")]
-            Self::Server(server) => vec![match server.endpoint(0) {
-                Ok(endpoint) => endpoint.identity(),
-                // It is refused when its node is made.
-                Err((value, why)) => format!("{value}: {why}"),
-            }],
+            Self::Pool(_) => vec!["pool".into()],
             #[cfg(feature = "test-util")]
             Self::Scripted(nodes) => {
                 let addresses = nodes.nodes.iter().map(Arc::as_ptr);
@@ -407,6 +435,16 @@ impl Source {
             }
             #[cfg(feature = "test-util")]
             Self::Simulated(numbers, _) => numbers.clone().map(|i| format!("sim-{i}")).collect(),
+            #[cfg(feature = "redis")]
+            server => {
+                let endpoint = server.endpoint(0).map(|(_, endpoint)| endpoint);
+                let identity = endpoint.map(|endpoint| match endpoint {
+                    Ok(endpoint) => endpoint.identity(),
+                    // It is refused when its node is made.
+                    Err((value, why)) => format!("{value}: {why}"),
+                });
+                identity.into_iter().collect()
+            }
         }
     }
 }
@@ -416,7 +454,7 @@ impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             #[cfg(feature = "redis")]
-            Self::Server(Server::Url(url)) => write!(f, "Url({})", without_credentials(url)),
+            Self::Url(url) => write!(f, "Url({})", without_credentials(url)),
             other => f.debug_list().entries(other.identity()).finish(),
         }
     }
