@@ -73,7 +73,7 @@ async fn drop_the_request_everywhere(
 fn take(nodes: &ScriptedNodes, ttl: Duration) {
     let names = Namespace::default().names(&LockKeys::from_iter(["resource"]), |_| [0; 32]);
     let command = Command {
-        names: names.unwrap().into(),
+        names: names.unwrap(),
         owner: OwnerToken::from_random([7; 16]),
         op: Op::Acquire {
             proposal: Some(1),

@@ -65,10 +65,9 @@ fn set_all_for(nodes: &ScriptedNodes, kind: OpKind, gates: [Gate; 3]) {
 /// Raises the fences of a key to different heights, so that its next lock needs the second phase.
 fn uneven_fences(nodes: &ScriptedNodes, key: &str) {
     let keys = LockKeys::from_iter([key]);
-    let names: Arc<[_]> = Namespace::default()
+    let names = Namespace::default()
         .names(&keys, |_| [0; 32])
-        .expect("a short key")
-        .into();
+        .expect("a short key");
     for node in 0..3_u8 {
         let send = |op| {
             let command = Command {

@@ -42,7 +42,7 @@ impl Foreign {
         let mut owner = [0; 16];
         owner[..8].copy_from_slice(&random().to_be_bytes());
         Self {
-            names: names.into(),
+            names,
             owner: OwnerToken::from_random(owner),
         }
     }

@@ -145,10 +145,9 @@ async fn lock_all_draws_one_token_above_the_fences_of_all_its_keys() {
     let nodes = ScriptedNodes::new(3);
     // The fence of one key is far ahead of the wall clock, which hides no mistake then.
     let ahead = (1_u64 << 52) + 5;
-    let names: Arc<[_]> = Namespace::default()
+    let names = Namespace::default()
         .names(&LockKeys::from_iter(["y"]), |_| [0; 32])
-        .unwrap()
-        .into();
+        .unwrap();
     for node in 0..3 {
         for op in [
             Op::Acquire {

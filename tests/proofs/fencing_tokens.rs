@@ -237,7 +237,7 @@ impl World {
         self.clients[id] = Client {
             attempt: self.attempts,
             keys,
-            names: names.expect("good keys").into(),
+            names: names.expect("good keys"),
             owner: OwnerToken::from_random([attempts; 16]),
             started: self.now,
             began: self.event,

@@ -165,10 +165,7 @@ pub(crate) fn text(name: &[u8]) -> String {
 
 pub(crate) fn names(keys: &[&str]) -> Arc<[KeyNames]> {
     let keys = LockKeys::from_iter(keys.iter().copied());
-    Namespace::default()
-        .names(&keys, |_| [0; 32])
-        .unwrap()
-        .into()
+    Namespace::default().names(&keys, |_| [0; 32]).unwrap()
 }
 
 pub(crate) fn owner(id: u8) -> OwnerToken {

@@ -122,7 +122,7 @@ async fn split_votes_after_a_release_signal_are_retried_at_once() {
     // Another who was told gets one node, and gives it up again as it gets no other.
     let names = Namespace::default().names(&["k"].into_iter().collect(), |_| [0; 32]);
     let rival = |op| Command {
-        names: names.clone().unwrap().into(),
+        names: names.clone().unwrap(),
         owner: OwnerToken::from_random([7; 16]),
         op,
     };

@@ -268,7 +268,7 @@ mod tests {
     fn plain(keys: &[&str]) -> Arc<[KeyNames]> {
         let keys: LockKeys = keys.iter().map(|key| LockKey::from(*key)).collect();
         let names = Namespace::default().names(&keys, |_| [0; 32]);
-        names.unwrap().into()
+        names.unwrap()
     }
 
     fn acquire(proposal: Option<u64>) -> Op {

@@ -16,7 +16,7 @@ fn client(id: u8, keys: &[&str]) -> Client {
     let keys: LockKeys = keys.iter().map(|key| LockKey::from(*key)).collect();
     let names = Namespace::default().names(&keys, |_| [0; 32]).unwrap();
     Client {
-        names: names.into(),
+        names,
         owner: OwnerToken::from_random([id; 16]),
     }
 }

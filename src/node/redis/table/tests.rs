@@ -17,7 +17,7 @@ fn request(number: u8, op: Op, notifies: bool) -> Job {
     let key = LockKey::from(format!("k{number}"));
     let names = Namespace::default().names(&key.into(), |_| [0; 32]);
     let command = Command {
-        names: names.expect("the key is valid").into(),
+        names: names.expect("the key is valid"),
         owner: OwnerToken::from_random([number; 16]),
         op,
     };

@@ -74,7 +74,7 @@ impl World {
         let names = Namespace::default().names(&LockKey::from("k").into(), |_| [0; 32]);
         Self {
             now: START,
-            names: names.unwrap().into(),
+            names: names.unwrap(),
             nodes: array::from_fn(|_| Store::new()),
             callers: Vec::new(),
         }

@@ -42,7 +42,7 @@ const fn confirm(token: u64, ttl: Duration, retention: Duration) -> Op {
 fn plain(keys: &[&str]) -> Arc<[KeyNames]> {
     let keys: LockKeys = keys.iter().copied().map(LockKey::from).collect();
     let names = Namespace::default().names(&keys, |_| [0; 32]);
-    names.expect("the keys are valid").into()
+    names.expect("the keys are valid")
 }
 
 fn recorded(key: &str, intents: Option<Duration>) -> Arc<[KeyNames]> {

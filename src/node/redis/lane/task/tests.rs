@@ -83,7 +83,7 @@ impl Bench {
 
     fn job_on(&self, key: &str, owner: &Owner, op: Op) -> Job {
         let names = Namespace::default().names(&LockKey::from(key).into(), |_| [0; 32]);
-        let names: Arc<[KeyNames]> = names.unwrap().into();
+        let names: Arc<[KeyNames]> = names.unwrap();
         let command = Command {
             names,
             owner: owner.token.clone(),
