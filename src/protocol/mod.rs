@@ -94,17 +94,17 @@
 //!
 //! | records: requests for one key | | states | depth |
 //! |---|---|---|---|
-//! | 2 requests of 1..2, `TOPUP` | all | 1,594,307 | 41 |
-//! | 2 requests, all have the record, one node forgets | all | 1,040,176 | 41 |
+//! | 2 requests of 1..2, `TOPUP` | all | 1,599,473 | 41 |
+//! | 2 requests, all have the record, one node forgets | all | 1,045,224 | 41 |
 //! | 2 requests, nodes given up | bounded | 238,740 | 16 |
-//! | 2 requests, one that executed acquires again to repair | bounded | 491,646 | 27 |
+//! | 2 requests, one that executed acquires again to repair | bounded | 491,753 | 27 |
 //! | 2 requests, a `RECORD` sent again | bounded | 483,103 | 17 |
 //! | 2 requests, healthy nodes, a `RECORD` sent again | all | 158,406 | 27 |
-//! | 2 requests, which wait between the grant and the execution | all | 775,332 | 43 |
+//! | 2 requests, which wait between the grant and the execution | all | 777,932 | 43 |
 //! | 2 requests, which wait for longer than a node may take | bounded | 521,799 | 19 |
-//! | 2 requests, which go at any time | bounded | 429,776 | 27 |
+//! | 2 requests, which go at any time | bounded | 430,195 | 27 |
 //! | 2 requests, large records | bounded | 106,567 | 19 |
-//! | 2 requests, a repeated `ACQUIRE` | bounded | 524,266 | 19 |
+//! | 2 requests, a repeated `ACQUIRE` | bounded | 524,274 | 19 |
 //! | 3 requests | bounded | 851,146 | 16 |
 //! | 5 nodes, 2 requests, `TOPUP` | bounded | 250,263 | 17 |
 //! | at most once, 2 requests of 1..2, `TOPUP` | all | 16,882 | 20 |
