@@ -125,8 +125,8 @@
 //! | 2 acquisitions of 1..3, 2 repeated `ACQUIRE`s, storage | bounded | 14,266,990 | 21 | 236 |
 //! | sets {x,y}, {x} and {y}, equal proposals | bounded | 10,900,083 | 23 | 120 |
 //! | 5 nodes, 2 acquisitions of 1..2 | bounded | 11,861,146 | 22 | 387 |
-//! | restart guard, one node made a copy of another | all | 5,894,929 | 28 | 86 |
-//! | longer guard, one node flushed, one node's clock ahead | all | 5,957,475 | 30 | 69 |
+//! | restart guard, one node made a copy of another | all | 10,546,883 | 29 | 189 |
+//! | longer guard, one node flushed, one node's clock ahead | all | 10,129,164 | 31 | 235 |
 //! | restart guard, two of flush and both restarts | bounded | 20,310,730 | 16 | 308 |
 //! | 1 writer, 2 readers, a tick longer | all | 9,124,130 | 29 | 149 |
 //! | 1 writer, 2 readers, a repeated `ACQUIRE` | bounded | 12,753,620 | 18 | 194 |
@@ -137,7 +137,7 @@
 //! | 1 and 1 nodes: 1 both, 2 new, a tick longer | all | 574,843 | 26 | 4 |
 //! | 1 and 1 nodes: 3 both, a tick longer | all | 693,399 | 33 | 5 |
 //! | 1 and 1 nodes: 1 old, 1 both, 1 both that locks the new group first | all | 1,458,859 | 30 | 17 |
-//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait, an extension; order through both only | all | 1,624,954 | 29 | 22 |
+//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait, an extension; order through both only | all | 1,624,928 | 29 | 22 |
 //! | 3 and 1 nodes: 1 old, 1 both | all | 4,648,358 | 29 | 494 |
 //! | 1 and 3 nodes: 1 both, 1 new | all | 5,122,847 | 32 | 103 |
 //! | 3 and 1 nodes: 2 both | all | 8,412,590 | 32 | 331 |
