@@ -416,7 +416,9 @@ impl Source {
                 let endpoint = Endpoint::from_pool(&name, pool.clone());
                 ("pool", endpoint.map_err(|why| (name, why)))
             }
-            _ => return None,
+            Self::Embedded(_) => return None,
+            #[cfg(feature = "test-util")]
+            Self::Scripted(_) | Self::Simulated(..) => return None,
         })
     }
 }
