@@ -191,9 +191,10 @@ async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrap
         seen.moved_by("redlock_lost_total", "reason"),
         [("gone", 1)].into()
     );
+    // Of the client that went away, too.
     assert_eq!(
         seen.count("redlock_wait_seconds_count", &[("resource", "report")]),
-        2
+        3
     );
     assert_eq!(
         seen.count("redlock_hold_seconds_count", &[("resource", "report")]),
