@@ -49,7 +49,7 @@ struct Simulation {
     resize: Option<(Resize, Option<Duration>)>,
     /// When which process stood still, with the instant in which it goes on.
     pauses: Vec<(usize, Duration, Duration)>,
-    keys: Vec<KeyNames>,
+    keys: Arc<[KeyNames]>,
 }
 
 pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
