@@ -116,7 +116,7 @@
 //! If all nodes had a record and one forgot it, requests that began after all nodes had it are safe. A
 //! request that a node granted the key before the last copy arrived there may still execute.
 //!
-//! These run on demand, with `far_more -- --ignored` behind it, in half an hour and 7 GiB on two busy cores:
+//! These run on demand, with `far_more -- --ignored` behind it, in half an hour and more than 8 GiB on two busy cores:
 //!
 //! | | | states | depth | seconds |
 //! |---|---|---|---|---|
