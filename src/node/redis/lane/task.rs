@@ -289,7 +289,6 @@ impl Lane {
         if self.refused_due.take_if(|due| *due <= now).is_some() {
             self.parked.extend(self.refused.pop_front());
             self.refused_due = (!self.refused.is_empty()).then_some(now + PROBE_PAUSE);
-            self.wake();
             self.send_parked();
         }
     }
