@@ -268,6 +268,7 @@ mod tests {
         assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
         assert!(tracker.is_stopped());
     }
+
     /// The two extractors of a request that was sent again share its call.
     #[cfg(feature = "axum")]
     #[test]

@@ -211,12 +211,9 @@ impl LockTask {
                 Box::pin(backoff.pause(spec, permit, deadline, caller.closed())).await?;
             }
             self.take_any_slot();
-            let (mut moves, first_began) = (0, Instant::now());
-            let (refusal, began) = loop {
-                let began = match moves {
-                    0 => first_began,
-                    _ => Instant::now(),
-                };
+            let first_began = Instant::now();
+            let (mut moves, mut began) = (0, first_began);
+            let refusal = loop {
                 let refusal = match self.attempt(began, caller.as_deref_mut()).await {
                     Ok(guard) => return Ok(Some(guard)),
                     Err(refusal) => refusal,
@@ -227,9 +224,9 @@ impl LockTask {
                     _ => 0,
                 };
                 if moves == MAX_MOVES || !self.take_slot(free) {
-                    break (refusal, began);
+                    break refusal;
                 }
-                moves += 1;
+                (moves, began) = (moves + 1, Instant::now());
             };
             // Another caller may take the slot meanwhile.
             self.permit.give_number_back();
@@ -428,6 +425,5 @@ mod tests {
         let task = LockTask::new(spec, None, permit, wait, &Span::none()).unwrap();
         let size = size_of_val(&task.run(None));
         assert!(size <= 900, "{size} bytes");
-        println!("{size}");
     }
 }
