@@ -121,6 +121,22 @@ impl Scene {
         }
     }
 
+    /// No lease can be renewed: all are broken.
+    fn break_leases(&self) {
+        for node in 0..3 {
+            self.nodes.set_for(node, OpKind::Confirm, Gate::Failing);
+        }
+    }
+
+    /// Sends a payment of each amount to a server of its own, the second when the broken lease of the first has expired.
+    async fn pay_one_after_another(&self, amounts: [&'static str; 2]) -> [Response<Body>; 2] {
+        self.break_leases();
+        let first = tokio::spawn(pay_amount(self.servers[0].clone(), amounts[0]));
+        sleep(2 * TTL).await;
+        let second = tokio::spawn(pay_amount(self.servers[1].clone(), amounts[1]));
+        [first.await.unwrap(), second.await.unwrap()]
+    }
+
     /// Lets each server in its turn send a payment, which one of the nodes reads only when the locks of
     /// all have expired that were not renewed; so each is the last to be granted the key there.
     async fn pay_everywhere(&self) -> Vec<JoinHandle<Response<Body>>> {
@@ -163,10 +179,7 @@ fn code(response: &Response<Body>) -> &'static str {
 fn outcomes_without_a_majority_are_a_conflict_for_every_duplicate() {
     let told = Told::by(async {
         let scene = Scene::new([Duration::ZERO; 3]);
-        // No lease can be renewed: all are broken.
-        for node in 0..3 {
-            scene.nodes.set_for(node, OpKind::Confirm, Gate::Failing);
-        }
+        scene.break_leases();
         for paid in scene.pay_everywhere().await {
             let paid = paid.await.unwrap();
             assert_eq!(paid.status(), 200);
@@ -189,13 +202,7 @@ fn outcomes_without_a_majority_are_a_conflict_for_every_duplicate() {
 fn late_outcome_of_another_request_is_an_error_for_its_executor() {
     let told = Told::by(async {
         let scene = Scene::new([Duration::ZERO, TTL, TTL]);
-        for node in 0..3 {
-            scene.nodes.set_for(node, OpKind::Confirm, Gate::Failing);
-        }
-        let first = tokio::spawn(pay_amount(scene.servers[0].clone(), "5"));
-        sleep(2 * TTL).await;
-        let second = tokio::spawn(pay_amount(scene.servers[1].clone(), "7"));
-        let [first, second] = [first.await.unwrap(), second.await.unwrap()];
+        let [first, second] = scene.pay_one_after_another(["5", "7"]).await;
         let codes = [code(&first), code(&second)];
         assert_eq!(codes, ["conflicting-outcomes", ""]);
     });
@@ -207,13 +214,7 @@ fn late_outcome_of_another_request_is_an_error_for_its_executor() {
 fn late_second_outcome_is_a_conflict_for_its_executor() {
     let told = Told::by(async {
         let scene = Scene::new([Duration::ZERO, TTL, TTL]);
-        for node in 0..3 {
-            scene.nodes.set_for(node, OpKind::Confirm, Gate::Failing);
-        }
-        let first = tokio::spawn(pay(scene.servers[0].clone()));
-        sleep(2 * TTL).await;
-        let second = tokio::spawn(pay(scene.servers[1].clone()));
-        let [first, second] = [first.await.unwrap(), second.await.unwrap()];
+        let [first, second] = scene.pay_one_after_another(["", ""]).await;
         assert_eq!([first.status(), second.status()], [200, 200]);
         let replayed = |paid: &Response<Body>| paid.headers().contains_key("idempotency-replayed");
         assert_eq!([replayed(&first), replayed(&second)], [true, false]);

@@ -15,6 +15,11 @@ pub(crate) fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
     Redlock::builder().scripted(nodes).ttl(secs(10))
 }
 
+/// Redlocks that know of each other as processes do, through their nodes alone.
+pub(crate) fn processes<const N: usize>(nodes: &ScriptedNodes) -> [Redlock; N] {
+    [(); N].map(|()| builder(nodes).build().unwrap())
+}
+
 pub(crate) fn end_of(guard: &LockGuard) -> Instant {
     Instant::now() + guard.valid_for()
 }

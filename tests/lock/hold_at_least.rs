@@ -9,11 +9,7 @@ use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, LostReason, Redlock, ReleaseError};
 
-use crate::common::builder;
-
-fn processes(nodes: &ScriptedNodes) -> [Redlock; 2] {
-    [(); 2].map(|()| builder(nodes).build().unwrap())
-}
+use crate::common::{builder, processes};
 
 /// Returns for how long the key is taken from now on.
 async fn taken_for(redlock: &Redlock) -> Duration {

@@ -11,11 +11,7 @@ use tower_redlock::{
     Released,
 };
 
-use crate::common::{Foreign, builder};
-
-fn processes(nodes: &ScriptedNodes) -> [Redlock; 2] {
-    [(); 2].map(|()| builder(nodes).build().unwrap())
-}
+use crate::common::{Foreign, builder, processes};
 
 #[tokio::test(start_paused = true)]
 async fn inspect_tells_free_held_and_shared_keys_apart_and_changes_nothing() {

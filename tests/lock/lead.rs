@@ -14,7 +14,7 @@ use tokio::time::{Instant, advance, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{FencingToken, LockError, LockGuard, Redlock, Retry};
 
-use crate::common::builder;
+use crate::common::{builder, processes};
 
 /// The terms of all leaders, in the order in which they began.
 #[derive(Debug, Clone, Default)]
@@ -67,7 +67,7 @@ fn lead(
 #[tokio::test(start_paused = true)]
 async fn one_process_leads_until_it_is_drained_and_the_next_one_follows_at_once() {
     let nodes = ScriptedNodes::new(3);
-    let processes = [(); 3].map(|()| builder(&nodes).build().unwrap());
+    let processes = processes::<3>(&nodes);
     let terms = Terms::default();
     let mut leading: Vec<_> = processes
         .iter()
@@ -168,7 +168,7 @@ async fn leadership_is_logged_when_it_is_gained_and_lost() {
 #[tokio::test(start_paused = true)]
 async fn dropping_the_future_resigns() {
     let nodes = ScriptedNodes::new(3);
-    let [one, other] = [(); 2].map(|()| builder(&nodes).build().unwrap());
+    let [one, other] = processes(&nodes);
     let terms = Terms::default();
     let leading = lead(&one, 0, &terms);
     sleep(secs(1)).await;
@@ -192,7 +192,7 @@ async fn dropping_the_future_resigns() {
 #[tokio::test(start_paused = true)]
 async fn work_that_returns_lets_others_lead_and_leads_again() {
     let nodes = ScriptedNodes::new(3);
-    let processes = [(); 2].map(|()| builder(&nodes).build().unwrap());
+    let processes = processes::<2>(&nodes);
     let turns: [Arc<AtomicUsize>; 2] = [(); 2].map(|()| Arc::default());
     for (redlock, turns) in processes.iter().zip(&turns) {
         let turns = Arc::clone(turns);
@@ -213,7 +213,7 @@ async fn work_that_returns_lets_others_lead_and_leads_again() {
 #[tokio::test(start_paused = true)]
 async fn the_key_is_held_by_work_that_has_dropped_its_guard() {
     let nodes = ScriptedNodes::new(3);
-    let [one, other] = [(); 2].map(|()| builder(&nodes).build().unwrap());
+    let [one, other] = processes(&nodes);
     let began = Arc::new(AtomicUsize::new(0));
     tokio::spawn(one.lead("k", {
         let began = Arc::clone(&began);

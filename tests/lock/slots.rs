@@ -7,13 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LockError, LockKey, LostReason, Redlock};
+use tower_redlock::{LockError, LockKey, LostReason};
 
-use crate::common::builder;
-
-fn processes<const N: usize>(nodes: &ScriptedNodes) -> [Redlock; N] {
-    [(); N].map(|()| builder(nodes).build().unwrap())
-}
+use crate::common::{builder, processes};
 
 #[tokio::test(start_paused = true)]
 async fn so_many_callers_hold_a_slot_as_there_are_in_one_and_in_several_processes() {

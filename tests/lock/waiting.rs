@@ -11,7 +11,7 @@ use tower_redlock::protocol::message::{Op, Reply};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, Redlock};
 
-use crate::common::{Foreign, builder, random};
+use crate::common::{Foreign, builder, processes, random};
 
 #[tokio::test(start_paused = true)]
 async fn wait_and_max_hold_of_duration_max_do_not_overflow() {
@@ -68,10 +68,7 @@ async fn local_waiters_are_granted_in_the_order_of_their_requests() {
 #[tokio::test(start_paused = true)]
 async fn wait_that_ends_returns_contended_with_retry_after() {
     let nodes = ScriptedNodes::new(3);
-    let (here, there) = (
-        builder(&nodes).build().unwrap(),
-        builder(&nodes).build().unwrap(),
-    );
+    let [here, there] = processes(&nodes);
     let guard = here.try_lock("k").await.unwrap();
     for other in [&here, &there] {
         for wait in [ms(0), ms(1), ms(777), secs(7)] {
@@ -93,10 +90,7 @@ async fn wait_that_ends_returns_contended_with_retry_after() {
 async fn remote_waiter_is_granted_within_the_longest_retry_delay_after_a_release() {
     for held in [0, 5, 50, 300, 1_000, 4_000] {
         let nodes = ScriptedNodes::new(3);
-        let (here, there) = (
-            builder(&nodes).build().unwrap(),
-            builder(&nodes).build().unwrap(),
-        );
+        let [here, there] = processes(&nodes);
         let guard = here.try_lock("k").await.unwrap();
         let waiting = tokio::spawn(there.lock("k").into_future());
         sleep(ms(held)).await;
@@ -289,10 +283,7 @@ async fn attempt_that_is_dropped_wakes_the_waiters_of_other_processes() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_behind_one_that_waits_for_long_after_split_votes_is_refused_at_once() {
     let nodes = ScriptedNodes::new(3);
-    let (here, there) = (
-        builder(&nodes).build().unwrap(),
-        builder(&nodes).build().unwrap(),
-    );
+    let [here, there] = processes(&nodes);
     let _held = there.lock("k").await.unwrap();
     // The first to answer.
     nodes.wipe(0);
