@@ -6,7 +6,7 @@
 //! up. [`Registry::enter`] issues tickets under a mutex, and [`Registry::drain`] ends that under the same mutex
 //! before it waits. No task enters after that, and `drain` waits for all that entered before.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -32,9 +32,10 @@ pub(crate) struct Registry {
 
 #[derive(Debug, Default)]
 struct Leases {
-    next: u64,
-    /// The running tasks, with the keys of those that have handed out a guard.
-    running: BTreeMap<u64, Option<LockKeys>>,
+    /// The keys of the running tasks that have handed out a guard, by the numbers of their tickets.
+    held: Vec<Option<LockKeys>>,
+    /// The numbers that no ticket has.
+    unused: Vec<usize>,
     released: usize,
     /// The releases of lease tasks that have ended, which some node has not confirmed.
     unsettled: VecDeque<UnsettledRelease>,
@@ -55,6 +56,16 @@ pub(crate) struct UnsettledRelease {
 }
 
 impl Leases {
+    /// Returns whether no task is running.
+    fn is_empty(&self) -> bool {
+        self.unused.len() == self.held.len()
+    }
+
+    /// Notes that a majority has released the keys of a ticket, if a guard of them was handed out.
+    fn set_released(&mut self, id: usize) {
+        self.released += usize::from(self.held[id].take().is_some());
+    }
+
     /// Forgets releases that are settled by now, two at most: each lock adds one at most, so those that are not settled
     /// are about half of what is kept, and no lock pays for an outage before it.
     fn forget_settled(&mut self) {
@@ -97,7 +108,7 @@ pub(crate) enum DrainStage {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     registry: Arc<Registry>,
-    id: u64,
+    id: usize,
 }
 
 /// Report of [`Redlock::drain`](crate::Redlock::drain).
@@ -170,9 +181,10 @@ impl Registry {
             return None;
         }
         leases.forget_settled();
-        let id = leases.next;
-        leases.next += 1;
-        leases.running.insert(id, None);
+        let id = leases.unused.pop().unwrap_or_else(|| {
+            leases.held.push(None);
+            leases.held.len() - 1
+        });
         Some(Ticket {
             registry: Arc::clone(self),
             id,
@@ -210,7 +222,7 @@ impl Registry {
         }
         Drained {
             released: leases.released,
-            held: leases.running.values().flatten().cloned().collect(),
+            held: leases.held.iter().flatten().cloned().collect(),
             unconfirmed,
             lagging_nodes: lagging.into_iter().collect(),
         }
@@ -240,7 +252,7 @@ impl Registry {
         loop {
             // Created before the check, so that no notification is missed.
             let emptied = self.emptied.notified();
-            if self.leases.lock().running.is_empty() {
+            if self.leases.lock().is_empty() {
                 return;
             }
             emptied.await;
@@ -260,27 +272,22 @@ impl Ticket {
     /// Notes that a guard of these keys is handed out.
     pub(crate) fn set_held(&self, keys: &LockKeys) {
         let mut leases = self.registry.leases.lock();
-        leases.running.insert(self.id, Some(keys.clone()));
+        leases.held[self.id] = Some(keys.clone());
     }
 
     /// Notes that a majority has released them, although the task goes on.
     pub(crate) fn set_released(&self) {
-        let mut leases = self.registry.leases.lock();
-        if leases.running.insert(self.id, None).flatten().is_some() {
-            leases.released += 1;
-        }
+        self.registry.leases.lock().set_released(self.id);
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         let mut leases = self.registry.leases.lock();
-        let running = leases.running.remove(&self.id);
-        if running.flatten().is_some() {
-            leases.released += 1;
-        }
+        leases.set_released(self.id);
+        leases.unused.push(self.id);
         // The drain has asked to be notified before it looks under the mutex, so it either finds no task or hears this.
-        if leases.running.is_empty() {
+        if leases.is_empty() {
             self.registry.emptied.notify_waiters();
         }
     }
