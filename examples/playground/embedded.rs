@@ -268,14 +268,14 @@ impl Link {
         if !is_account {
             return;
         }
-        let owner = command.owner.as_str();
+        let owner = command.owner.to_hex();
         match (&command.op, reply) {
             (Op::Acquire { ttl, .. }, Reply::Granted(fence))
             | (Op::Confirm { ttl, .. }, Reply::At(fence)) => {
                 self.board
-                    .granted(self.node, self.server, owner, *ttl, *fence);
+                    .granted(self.node, self.server, &owner, *ttl, *fence);
             }
-            (_, Reply::Released) => self.board.released(self.node, owner),
+            (_, Reply::Released) => self.board.released(self.node, &owner),
             _ => {}
         }
     }

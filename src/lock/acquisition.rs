@@ -393,8 +393,10 @@ impl LockRequest {
     }
 
     fn wait_until(&self, deadline: Instant, span: &LockSpan) -> Wait {
-        let caps = [self.core.cap.clone(), self.cap.clone()];
-        let caps = caps.into_iter().flatten().filter(|_| !self.is_uncapped);
+        let caps = match self.is_uncapped {
+            true => [None, None],
+            false => [self.core.cap.clone(), self.cap.clone()],
+        };
         Wait::new(deadline, caps, &span.waits_since)
     }
 
@@ -413,7 +415,7 @@ impl LockRequest {
         let mut wait = self.wait_until(deadline, span);
         let refuse = |_: &LockState| None::<LockError>;
         let permit = group.admit(&spec, &mut wait, refuse).await?;
-        let task = LockTask::new(spec, slot_table, permit, wait, &span.span)?;
+        let task = LockTask::new(spec, slot_table, permit, wait, span.enabled())?;
         task.acquire().await.map_err(AcquireError::into_lock_error)
     }
 

@@ -23,7 +23,7 @@ use crate::protocol::{FencingToken, LockKey, LockKeys};
 /// keys. Of several plain keys, none names the others.
 #[derive(Debug)]
 pub(crate) struct LockSpan {
-    pub(crate) span: Span,
+    span: Span,
     /// The label of the lock in spans and metrics.
     pub(crate) resource: &'static str,
     group: Mutex<Option<Arc<str>>>,
@@ -59,6 +59,11 @@ impl LockSpan {
             waits_since: Arc::default(),
             is_finished: false,
         }
+    }
+
+    /// Returns the span, unless it is disabled: even then, each clone and each entrance takes time.
+    pub(crate) fn enabled(&self) -> Option<Span> {
+        (!self.span.is_disabled()).then(|| self.span.clone())
     }
 
     /// Notes that a group is asked, if there are several, and returns the labels of the lease there. The outcome counts
@@ -103,7 +108,6 @@ impl LockSpan {
                 "{message}"
             );
         };
-        // A span that is disabled still costs what enters it.
         if self.span.is_disabled() {
             event();
         } else {
@@ -130,14 +134,15 @@ impl Drop for LockSpan {
 /// Counts a lock as held while this value lives, and reports the time to its span.
 #[derive(Debug)]
 pub(crate) struct HeldSpan {
-    span: Span,
+    /// Unless it is disabled.
+    span: Option<Span>,
     labels: LockLabels,
     since: Instant,
     _counted: Counted,
 }
 
 impl HeldSpan {
-    pub(crate) fn new(span: &Span, labels: &LockLabels) -> Self {
+    pub(crate) fn new(span: &Option<Span>, labels: &LockLabels) -> Self {
         Self {
             span: span.clone(),
             labels: labels.clone(),
@@ -149,8 +154,8 @@ impl HeldSpan {
 
 impl Drop for HeldSpan {
     fn drop(&mut self) {
-        if !self.span.is_disabled() {
-            self.span.record("hold_ms", millis(self.since.elapsed()));
+        if let Some(span) = &self.span {
+            span.record("hold_ms", millis(self.since.elapsed()));
         }
         telemetry::held(&self.labels, self.since);
     }
@@ -175,15 +180,16 @@ impl<const N: usize> Kinds<N> {
     }
 
     /// Returns the label for a kind of resource, unless too many others came first.
-    fn label(&self, kind: &str) -> Option<&'static str> {
+    fn label(&self, kind: &[u8]) -> Option<&'static str> {
         let mut labels = self.0.iter().map(|slot| {
             *slot.get_or_init(|| {
-                let label = String::from(kind).leak();
+                // A kind is a word in ASCII.
+                let label = String::from_utf8_lossy(kind).into_owned().leak();
                 telemetry::register(label);
                 label
             })
         });
-        labels.find(|label| *label == kind)
+        labels.find(|label| label.as_bytes() == kind)
     }
 }
 
@@ -205,9 +211,9 @@ mod tests {
     fn kinds_are_labels_until_there_are_too_many() {
         let kinds = Kinds::<2>::new();
         for _ in 0..2 {
-            assert_eq!(kinds.label("account"), Some("account"));
-            assert_eq!(kinds.label("order"), Some("order"));
-            assert_eq!(kinds.label("alice"), None);
+            assert_eq!(kinds.label(b"account"), Some("account"));
+            assert_eq!(kinds.label(b"order"), Some("order"));
+            assert_eq!(kinds.label(b"alice"), None);
         }
     }
 }

@@ -334,7 +334,7 @@ async fn see(
         };
         let Asked { outcome, latency } = asked.ok_or_else(unanswered)?;
         match outcome? {
-            Reply::Seen(seen) => Ok((seen, latency)),
+            Reply::Seen(seen) => Ok((*seen, latency)),
             _ => Err(refused(&cluster.names[number], &UNEXPECTED.into())),
         }
     };

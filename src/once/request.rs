@@ -352,7 +352,7 @@ impl ExecuteOnce {
         let asked = span.began;
         let deadline = after(asked, options.wait.unwrap_or_default());
         let caps = [core.cap.clone(), self.cap.clone()];
-        let mut wait = Wait::new(deadline, caps.into_iter().flatten(), &span.waits_since);
+        let mut wait = Wait::new(deadline, caps, &span.waits_since);
         let (cluster, registry, names) = (&group.cluster, &core.registry, [names].into());
         let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, labels);
         join(&mut spec);
@@ -382,7 +382,7 @@ impl ExecuteOnce {
                 },
             ));
         }
-        let task = LockTask::new(spec, None, permit, wait, &span.span)?;
+        let task = LockTask::new(spec, None, permit, wait, span.enabled())?;
         Ok(Execution::new(task.acquire().await?))
     }
 

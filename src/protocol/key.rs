@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::io::Write;
 use std::num::NonZeroU8;
 use std::sync::Arc;
 
@@ -90,13 +91,13 @@ impl LockKey {
 
     /// Returns the `&str` that the key was made from, or the first part of its tuple, if it is a word that may name the
     /// kind of resource.
-    pub(crate) fn kind(&self) -> Option<&str> {
+    pub(crate) fn kind(&self) -> Option<&[u8]> {
         let len = usize::from(self.kind?.get());
         let begin = match self.is_plain_kind() {
             true => 0,
             false => self.encoded.iter().position(|byte| *byte == b':')? + 1,
         };
-        std::str::from_utf8(self.encoded.get(begin..begin + len)?).ok()
+        self.encoded.get(begin..begin + len)
     }
 
     /// Returns whether all of the key names the kind of resource.
@@ -243,7 +244,15 @@ const LONGEST_KIND: u8 = 32;
 /// assert_eq!(both.as_slice(), [LockKey::from("alice"), LockKey::from("bob")]);
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct LockKeys(Arc<[LockKey]>);
+pub struct LockKeys(Keys);
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Keys {
+    /// Most locks have one key, which needs no list.
+    One(LockKey),
+    /// None, or more than one.
+    Many(Arc<[LockKey]>),
+}
 
 impl LockKeys {
     /// The largest number of keys of one lock.
@@ -252,21 +261,25 @@ impl LockKeys {
     /// Returns the keys in ascending order.
     #[must_use]
     pub fn as_slice(&self) -> &[LockKey] {
-        &self.0
+        match &self.0 {
+            Keys::One(key) => std::slice::from_ref(key),
+            Keys::Many(keys) => keys,
+        }
     }
 
     /// Checks the rules that do not depend on a namespace.
     pub(crate) fn check(&self) -> Result<(), KeyError> {
-        if self.0.is_empty() {
+        let keys = self.as_slice();
+        if keys.is_empty() {
             return Err(KeyError::None);
         }
-        if self.0.len() > Self::MAX {
+        if keys.len() > Self::MAX {
             return Err(KeyError::TooMany {
-                count: self.0.len(),
+                count: keys.len(),
                 max: Self::MAX,
             });
         }
-        if self.0.iter().any(LockKey::is_empty) {
+        if keys.iter().any(LockKey::is_empty) {
             return Err(KeyError::Empty);
         }
         Ok(())
@@ -275,13 +288,13 @@ impl LockKeys {
 
 impl fmt::Debug for LockKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter()).finish()
+        f.debug_list().entries(self.as_slice()).finish()
     }
 }
 
 impl From<LockKey> for LockKeys {
     fn from(key: LockKey) -> Self {
-        Self(Arc::new([key]))
+        Self(Keys::One(key))
     }
 }
 
@@ -291,7 +304,10 @@ impl<K: Into<LockKey>> FromIterator<K> for LockKeys {
         // All clients use one order, so that requests for several keys cannot wait in a circle.
         keys.sort_unstable();
         keys.dedup();
-        Self(keys.into())
+        Self(match <[_; 1]>::try_from(keys) {
+            Ok([key]) => Keys::One(key),
+            Err(keys) => Keys::Many(keys.into()),
+        })
     }
 }
 
@@ -381,8 +397,8 @@ fn kind_len(part: &[u8]) -> Option<NonZeroU8> {
 }
 
 fn push_part(encoded: &mut Vec<u8>, part: &[u8]) {
-    encoded.extend_from_slice(part.len().to_string().as_bytes());
-    encoded.push(b':');
+    // Writing to a vector cannot fail.
+    drop(write!(encoded, "{}:", part.len()));
     encoded.extend_from_slice(part);
     encoded.push(b',');
 }
@@ -424,10 +440,10 @@ mod tests {
 
     #[test]
     fn kind_of_a_tuple_is_its_first_part_if_that_is_a_word() {
-        let kind = |key: LockKey| key.kind().map(str::to_owned);
+        let kind = |key: LockKey| key.kind().map(<[u8]>::to_vec);
         let named = |first: &str| kind(LockKey::from((first, "7")));
         for word in ["account", "nightly-report", "a_b.c", &"x".repeat(32)] {
-            assert_eq!(named(word).as_deref(), Some(word));
+            assert_eq!(named(word).as_deref(), Some(word.as_bytes()));
         }
         for data in [
             "",
@@ -442,14 +458,14 @@ mod tests {
         }
         // Also in a copy.
         let key = LockKey::from(("account", String::from("7")));
-        assert_eq!(kind(LockKey::from(&key)).as_deref(), Some("account"));
+        assert_eq!(kind(LockKey::from(&key)).as_deref(), Some(&b"account"[..]));
         assert_eq!(kind(LockKey::from(("7", "account"))), None);
         assert_eq!(kind(LockKey::from((("a", "b"), "c"))), None);
     }
 
     #[test]
     fn kind_of_other_keys_is_that_of_a_literal() {
-        assert_eq!(LockKey::from("account").kind(), Some("account"));
+        assert_eq!(LockKey::from("account").kind(), Some(&b"account"[..]));
         for key in [
             LockKey::from(String::from("account")),
             LockKey::from((String::from("account"), "7")),
@@ -514,7 +530,7 @@ mod tests {
         }
         // An id is no kind of resource, in any position.
         assert_eq!(LockKey::from((17, "order")).kind(), None);
-        assert_eq!(LockKey::from(("order", 17)).kind(), Some("order"));
+        assert_eq!(LockKey::from(("order", 17)).kind(), Some(&b"order"[..]));
     }
 
     #[test]

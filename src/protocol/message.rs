@@ -192,7 +192,7 @@ pub enum Reply {
     /// To release: none of the keys belongs to this owner now. To announce and to withdraw: it is done.
     Released,
     /// To inspect: what the node knows of the key.
-    Seen(Seen),
+    Seen(Box<Seen>),
     /// To revoke: that holder does not hold the lock now.
     Revoked {
         /// Whether it did before.

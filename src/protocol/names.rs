@@ -211,9 +211,9 @@ impl Namespace {
     fn beside(&self, lock: &[u8], word: &str) -> Arc<[u8]> {
         let word = word.as_bytes();
         if self.0.is_empty() {
-            [b"redlock:", word, b":{", lock, b"}"].concat().into()
+            joined(&[b"redlock:", word, b":{", lock, b"}"])
         } else {
-            [lock, b":", word].concat().into()
+            joined(&[lock, b":", word])
         }
     }
 
@@ -233,11 +233,10 @@ impl Namespace {
         } else {
             bytes
         };
-        let fence = [self.0.as_bytes(), b":{", shown, b"}:fence"].concat();
-        let lock = &fence[..fence.len() - b":fence".len()];
+        let lock = joined(&[self.0.as_bytes(), b":{", shown, b"}"]);
         Ok(KeyNames {
-            lock: lock.into(),
-            fence: fence.as_slice().into(),
+            fence: joined(&[&lock, b":fence"]),
+            lock,
             record: None,
             shared: None,
             slots: None,
@@ -269,11 +268,25 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
     }
     Ok(KeyNames {
         lock: key.into(),
-        fence: [b"redlock:fence:{", key, b"}"].concat().into(),
+        fence: joined(&[b"redlock:fence:{", key, b"}"]),
         record: None,
         shared: None,
         slots: None,
     })
+}
+
+/// Joins the parts of a name.
+fn joined(parts: &[&[u8]]) -> Arc<[u8]> {
+    // Most names are short, so the stack has room for them until they are shared.
+    let (mut short, mut len) = ([0; 128], 0);
+    for part in parts {
+        let Some(room) = short.get_mut(len..len + part.len()) else {
+            return parts.concat().into();
+        };
+        room.copy_from_slice(part);
+        len += part.len();
+    }
+    short[..len].into()
 }
 
 pub(super) fn hex(bytes: &[u8]) -> String {

@@ -73,9 +73,9 @@ impl Store {
                     false => Reply::Lost,
                 }
             }
-            Op::Inspect => names
-                .first()
-                .map_or(Reply::Lost, |name| Reply::Seen(self.see(name, now))),
+            Op::Inspect => names.first().map_or(Reply::Lost, |name| {
+                Reply::Seen(Box::new(self.see(name, now)))
+            }),
             Op::Revoke { holder, until } => self.revoke(names, holder, *until, now),
             Op::Record { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
                 let Some(name) = names.first() else {
@@ -372,7 +372,10 @@ impl Store {
                 grantee: owner.clone(),
                 expires,
             };
-            self.fences.insert(Arc::clone(&name.fence), fence);
+            match self.fences.get_mut(&name.fence) {
+                Some(known) => *known = fence,
+                None => drop(self.fences.insert(Arc::clone(&name.fence), fence)),
+            }
         }
     }
 }

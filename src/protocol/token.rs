@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::protocol::names::{hex, write_hex};
+use crate::protocol::names::hex;
 use crate::protocol::record::Fingerprint;
 
 /// 128 fresh random bits that identify one acquisition attempt on all nodes.
@@ -13,35 +13,42 @@ use crate::protocol::record::Fingerprint;
 /// It is never reused: an answer to an older attempt, or a late request of one, must not be mistaken for
 /// one of this attempt. Its knowledge suffices to release the lock, so it is never printed.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OwnerToken(Arc<str>);
+pub struct OwnerToken {
+    random: [u8; 16],
+    fingerprint: Option<Fingerprint>,
+}
 
 impl OwnerToken {
     /// Creates an owner token from 16 random bytes, which must come from a secure source.
     #[must_use]
-    pub fn from_random(bytes: [u8; 16]) -> Self {
-        let mut digits = [b'0'; RANDOM_DIGITS];
-        write_hex(&bytes, &mut digits);
-        // Hexadecimal digits are valid UTF-8.
-        Self(std::str::from_utf8(&digits).unwrap_or_default().into())
+    pub fn from_random(random: [u8; 16]) -> Self {
+        Self {
+            random,
+            fingerprint: None,
+        }
     }
 
     /// Creates an owner token that also shows other requests for the key the fingerprint of its request.
     #[must_use]
-    pub fn with_fingerprint(bytes: [u8; 16], fingerprint: Fingerprint) -> Self {
-        Self((hex(&bytes) + &fingerprint.to_hex()).into())
+    pub fn with_fingerprint(random: [u8; 16], fingerprint: Fingerprint) -> Self {
+        Self {
+            random,
+            fingerprint: Some(fingerprint),
+        }
     }
 
     /// Returns the fingerprint, if it has one; never the random half.
     #[must_use]
     pub fn fingerprint(&self) -> Option<Fingerprint> {
-        Fingerprint::from_hex(self.0.get(RANDOM_DIGITS..)?.as_bytes())
+        self.fingerprint
     }
 
     /// Returns the token as the nodes store it: 32 lower-case hexadecimal digits, and 32 more if it
     /// has a fingerprint.
     #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
+    pub fn to_hex(&self) -> String {
+        let fingerprint = self.fingerprint.map(Fingerprint::to_hex);
+        hex(&self.random) + &fingerprint.unwrap_or_default()
     }
 }
 
@@ -50,9 +57,6 @@ impl fmt::Debug for OwnerToken {
         f.write_str("OwnerToken(..)")
     }
 }
-
-/// The number of digits of the random half.
-const RANDOM_DIGITS: usize = 32;
 
 /// A number that grows with every acquisition of a key, for the storage behind the lock to check.
 ///
@@ -156,7 +160,7 @@ impl Generation {
     /// Begins a generation.
     #[must_use]
     pub fn new(random: &OwnerToken, began: Duration, run_id: &str) -> Self {
-        let (random, seconds, micros) = (random.as_str(), began.as_secs(), began.subsec_micros());
+        let (random, seconds, micros) = (random.to_hex(), began.as_secs(), began.subsec_micros());
         Self(format!("{random}:{seconds}:{micros}:{run_id}").into())
     }
 

@@ -39,7 +39,7 @@ fn send_batch(node: &mut ScriptNode, commands: &[Command], known: Option<&str>) 
     let mut own = Vec::new();
     for Command { names, owner, op } in commands {
         keys.push(&names[0].lock);
-        own.push(owner.as_str().to_owned());
+        own.push(owner.to_hex());
         if let Some(number) = number_of(op) {
             keys.push(&names[0].fence);
             own.push(number.to_string());
@@ -255,7 +255,7 @@ impl Nodes {
                 let lock = theirs.get(&text(&command.names[0].lock));
                 let held = lock.map(|(value, _)| value.clone());
                 let holder = self.holder(&key);
-                let holder = holder.map(|owner| owner.as_str().to_owned());
+                let holder = holder.map(|owner| owner.to_hex());
                 let by_readers = (!self.is_free(&key)).then(|| "shared".to_owned());
                 let expected = holder.or(by_readers).map(|holder| vec![holder]);
                 assert_eq!(held, expected, "{what}: {key}");
@@ -589,7 +589,7 @@ fn fence_keys_that_hold_other_numbers_are_not_overwritten() {
                 nodes.call(&[
                     "SET",
                     &text(&name[0].lock),
-                    owner(1).as_str(),
+                    &owner(1).to_hex(),
                     "PX",
                     "100000",
                 ]);
@@ -619,7 +619,7 @@ fn release_batch_notifies_the_subscribers_of_each_lock() {
         connection.call(&["SUBSCRIBE", &locks[lock]]).unwrap();
         subscribers.push((lock, connection));
     }
-    let owner = owner(1);
+    let ours = owner(1).to_hex();
     let mut notified = 0;
     let (none, all): (&[usize], &[usize]) = (&[], &[0, 1, 2, 3, 4]);
     for (held, asked) in [
@@ -635,7 +635,7 @@ fn release_batch_notifies_the_subscribers_of_each_lock() {
         let lock_all = |node: &mut ScriptNode| {
             for (place, lock) in locks.iter().enumerate() {
                 let is_ours = held.contains(&place);
-                let holder = if is_ours { owner.as_str() } else { "theirs" };
+                let holder = if is_ours { &*ours } else { "theirs" };
                 node.call(&["SET", lock, holder, "PX", "100000"]);
             }
         };
@@ -644,7 +644,7 @@ fn release_batch_notifies_the_subscribers_of_each_lock() {
             lock_all(&mut node);
             let mut alone = Vec::new();
             for lock in &locks[asked.clone()] {
-                let mut eval = vec!["EVAL", notify, "1", lock, owner.as_str()];
+                let mut eval = vec!["EVAL", notify, "1", lock, &ours];
                 eval.extend((!notifies.is_empty()).then_some(notifies));
                 alone.push(node.call(&eval).as_int().unwrap());
             }
@@ -654,7 +654,7 @@ fn release_batch_notifies_the_subscribers_of_each_lock() {
                 .map(|lock| lock.as_bytes())
                 .collect();
             let mut args = vec![notifies.as_bytes()];
-            args.extend(keys.iter().map(|_| owner.as_str().as_bytes()));
+            args.extend(keys.iter().map(|_| ours.as_bytes()));
             let reply = node.eval(9, &keys, &args).unwrap();
             let together: Vec<_> = match reply.as_array() {
                 Some(parts) => parts.iter().map(|part| part.as_int().unwrap()).collect(),

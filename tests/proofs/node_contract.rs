@@ -72,7 +72,7 @@ pub(crate) fn send(
     if number.flatten().is_some() {
         keys.extend(names.iter().map(|name| &*name.fence));
     }
-    let mut args = vec![owner.as_str().to_owned()];
+    let mut args = vec![owner.to_hex()];
     args.extend(number.map(|number| number.map_or_else(String::new, |n| n.to_string())));
     args.extend(times.iter().map(|time| time.as_millis().to_string()));
     if as_set && number.is_some() {
@@ -447,7 +447,8 @@ fn generation_identifies_one_memory_of_one_process() {
     let mut admit = |random: u8, run_id: &str| {
         let random = owner(random);
         let key = b"redlock:generation";
-        let args = [random.as_str(), run_id].map(str::as_bytes);
+        let digits = random.to_hex();
+        let args = [&digits, run_id].map(str::as_bytes);
         let reply = pair.node.eval(6, &[key], &args).unwrap();
         let [generation, seconds, micros] = reply.as_array().unwrap() else {
             panic!("{reply:?}");

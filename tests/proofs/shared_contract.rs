@@ -56,7 +56,7 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
     let writers = shared().map(|shared| &*shared.writer);
     let millis = |time: Duration| time.as_millis().to_string();
     let count = names.len().to_string();
-    let mut args = vec![owner.as_str().to_owned()];
+    let mut args = vec![owner.to_hex()];
     let (script, keys): (_, Vec<&[u8]>) = match *op {
         Op::Acquire {
             proposal,
@@ -326,10 +326,10 @@ fn readers_of_a_deleted_lock_neither_free_the_next_lock_nor_share_it() {
 fn server_that_is_out_of_memory_grants_and_extends_no_reader() {
     let mut node = ScriptNode::start(&SCRIPTS);
     let names = shared_names(&["x"]);
-    let (lock, owner) = (&*names[0].lock, owner(1));
+    let (lock, owner) = (&*names[0].lock, owner(1).to_hex());
     let shared = names[0].shared.as_ref().unwrap();
     let (readers, writer) = (&*shared.readers, &*shared.writer);
-    let args = [owner.as_str().as_bytes(), b"10000", b"1"];
+    let args = [owner.as_bytes(), b"10000", b"1"];
     let acquire = |node: &mut ScriptNode| node.eval(3, &[lock, readers, writer], &args);
     let limit = |node: &mut ScriptNode, bytes| {
         node.call(&["CONFIG", "SET", "maxmemory", bytes]);

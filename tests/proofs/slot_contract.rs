@@ -54,7 +54,7 @@ fn slots(keys: &[&str]) -> Vec<Arc<[KeyNames]>> {
 /// Sends a request as the headers of the scripts say.
 fn send(node: &mut ScriptNode, command: &Command) -> Reply {
     let Command { names, owner, op } = command;
-    let owner = owner.as_str().to_owned();
+    let owner = owner.to_hex();
     let millis = |time: Duration| time.as_millis().to_string();
     let locks = names.iter().map(|name| &*name.lock);
     let fences = names.iter().map(|name| &*name.fence);
@@ -157,7 +157,7 @@ fn decode(op: &Op, reply: &support::Reply) -> Reply {
         (Op::Revoke { .. }, 1) => Reply::Revoked {
             was_held: number(0) == 1,
         },
-        (Op::Inspect, 7) => Reply::Seen(Seen {
+        (Op::Inspect, 7) => Reply::Seen(Box::new(Seen {
             state: match (number(0), usize::try_from(number(2))) {
                 (0, _) => KeyState::Free,
                 (_, Ok(readers)) => KeyState::Shared {
@@ -175,7 +175,7 @@ fn decode(op: &Op, reply: &support::Reply) -> Reply {
                 let digest = parts[6].as_str().unwrap().as_bytes();
                 (!digest.is_empty()).then(|| HolderMark::from_bytes(digest))
             },
-        }),
+        })),
         _ => panic!("{op:?} is answered {reply:?}"),
     }
 }
@@ -197,7 +197,7 @@ fn rounded(reply: &Reply) -> Reply {
             expires_in: round(expires_in),
             free,
         },
-        Reply::Seen(ref seen) => Reply::Seen(Seen {
+        Reply::Seen(ref seen) => Reply::Seen(Box::new(Seen {
             holder: seen
                 .holder
                 .as_ref()
@@ -212,8 +212,8 @@ fn rounded(reply: &Reply) -> Reply {
             },
             // Each node has a clock of its own.
             at: Duration::ZERO,
-            ..*seen
-        }),
+            ..**seen
+        })),
         ref other => other.clone(),
     }
 }
@@ -355,13 +355,13 @@ fn record_of_a_key_is_seen_and_its_owner_is_not() {
         owner: owner(1),
         op: Op::Inspect,
     };
-    let seen = Seen {
+    let seen = Box::new(Seen {
         state: KeyState::Held { left: None },
         fence: None,
         is_recorded: true,
         at: Duration::ZERO,
         holder: Some(HolderMark::from_bytes(b"some")),
-    };
+    });
     let told = send(&mut node, &command);
     assert_eq!(rounded(&told), Reply::Seen(seen));
     assert!(mark_of(&told).unwrap().as_bytes() != b"the owner");

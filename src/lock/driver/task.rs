@@ -19,6 +19,7 @@
 use std::future::{Future, pending, poll_fn};
 use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -63,7 +64,8 @@ pub(crate) struct LockTask {
     driver: Option<Box<Driver>>,
     /// Attempts that were refused, and are releasing.
     refused: Vec<Driver>,
-    span: Span,
+    /// Its span, unless that is disabled.
+    span: Option<Span>,
 }
 
 impl LockTask {
@@ -77,7 +79,7 @@ impl LockTask {
         slot_table: Option<SlotTable>,
         permit: Permit,
         wait: Wait,
-        span: &Span,
+        span: Option<Span>,
     ) -> Result<Box<Self>, LockError> {
         let ticket = spec.registry.enter().ok_or(LockError::Closed)?;
         // Boxed, because it moves from the caller to the runtime.
@@ -92,7 +94,7 @@ impl LockTask {
             backoff: None,
             driver: None,
             refused: Vec::new(),
-            span: span.clone(),
+            span,
         }))
     }
 
@@ -128,13 +130,12 @@ impl LockTask {
     async fn decide_inline(&mut self) -> Option<Result<LockGuard, AcquireError>> {
         let span = self.span.clone();
         let no_caller: Option<&mut oneshot::Sender<()>> = None;
-        // Boxed, because the wait for the spawned task would have room for it.
-        let mut deciding = Box::pin(self.decide(no_caller));
+        let mut deciding = pin!(self.decide(no_caller));
         poll_fn(|context| {
             let mut poll = || deciding.as_mut().poll(context);
-            let polled = catch_unwind(AssertUnwindSafe(|| match span.is_disabled() {
-                true => poll(),
-                false => span.in_scope(poll),
+            let polled = catch_unwind(AssertUnwindSafe(|| match &span {
+                None => poll(),
+                Some(span) => span.in_scope(poll),
             }));
             let panicked = |_| Poll::Ready(Some(Err(LockError::Closed.into())));
             polled.unwrap_or_else(panicked)
@@ -286,8 +287,8 @@ impl LockTask {
 
     /// Shows a lock that so many nodes have granted to the other callers of this process, and to those that shut it down.
     fn begin_holding(&mut self, granted: usize) {
-        if !self.span.is_disabled() {
-            self.span.record("quorum.granted", granted);
+        if let Some(span) = &self.span {
+            span.record("quorum.granted", granted);
         }
         self.held = Some(HeldSpan::new(&self.span, &self.spec.labels));
         if let Some(driver) = &self.driver {
@@ -378,12 +379,15 @@ impl Drop for LockTask {
     }
 }
 
-/// Spawns a task in the home, within a span unless that is disabled: the polls of a task enter and leave its span, which
-/// takes a thousand instructions a lock.
-fn spawn_in(cluster: &Cluster, span: Span, task: impl Future<Output = ()> + Send + 'static) {
-    match span.is_disabled() {
-        true => cluster.home.spawn(task),
-        false => cluster.home.spawn(task.instrument(span)),
+/// Spawns a task in the home, within a span if there is one.
+fn spawn_in(
+    cluster: &Cluster,
+    span: Option<Span>,
+    task: impl Future<Output = ()> + Send + 'static,
+) {
+    match span {
+        None => cluster.home.spawn(task),
+        Some(span) => cluster.home.spawn(task.instrument(span)),
     }
 }
 
@@ -420,9 +424,9 @@ mod tests {
     #[tokio::test]
     async fn future_of_a_held_lock_is_small() {
         let (state, _guard) = granted("k");
-        let wait = Wait::new(Instant::now(), [], &Arc::default());
+        let wait = Wait::new(Instant::now(), [None, None], &Arc::default());
         let (spec, permit) = (Arc::clone(&state.spec), Permit::default());
-        let task = LockTask::new(spec, None, permit, wait, &Span::none()).unwrap();
+        let task = LockTask::new(spec, None, permit, wait, None).unwrap();
         let size = size_of_val(&task.run(None));
         assert!(size <= 900, "{size} bytes");
     }

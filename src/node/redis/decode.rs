@@ -193,13 +193,13 @@ fn read_parts(command: &Command, parts: &[Value]) -> Option<Reply> {
                 Value::Int(at),
                 Value::BulkString(holder),
             ],
-        ) => Reply::Seen(Seen {
+        ) => Reply::Seen(Box::new(Seen {
             state: state(*is_held, *pttl, *readers),
             fence: fence_of(*token),
             is_recorded: *records > 0,
             at: millis(*at)?,
             holder: (!holder.is_empty()).then(|| HolderMark::from_bytes(holder)),
-        }),
+        })),
         _ => return None,
     })
 }
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn requests_on_keys_with_records_have_the_arguments_of_the_script_headers() {
-        let (owner, record) = (OwnerToken::from_random([7; 16]), record());
+        let (owner, record) = (OwnerToken::from_random([7; 16]).to_hex(), record());
         let part = |word: &'static str| -> &[u8] {
             match word {
                 "L" => b"redlock:{k}",
@@ -410,7 +410,7 @@ mod tests {
                 "D" => b"redlock:{k}:done",
                 "I" => b"redlock:{k}:intent",
                 "G" => GENERATION,
-                "owner" => owner.as_str().as_bytes(),
+                "owner" => owner.as_bytes(),
                 "record" => record.as_bytes(),
                 "none" => b"",
                 number => number.as_bytes(),

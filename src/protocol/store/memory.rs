@@ -68,7 +68,7 @@ impl Lock {
 
     pub(super) fn mark(&self) -> HolderMark {
         match &self.holder {
-            Holder::One(owner) => HolderMark::from_bytes(owner.as_str().as_bytes()),
+            Holder::One(owner) => HolderMark::from_bytes(owner.to_hex().as_bytes()),
             Holder::Readers => HolderMark::from_bytes(b"shared"),
         }
     }

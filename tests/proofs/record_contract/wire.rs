@@ -66,7 +66,7 @@ pub(crate) fn send_raw(
     let intent: Option<&[u8]> = beside.intent.as_ref().map(|intent| &*intent.name);
     let generation = known.map(|_| GENERATION.as_bytes());
     let millis = |time: &Duration| time.as_millis().to_string().into_bytes();
-    let owner = command.owner.as_str().as_bytes().to_vec();
+    let owner = command.owner.to_hex().into_bytes();
     let number = |number: &Option<u64>| number.unwrap().to_string().into_bytes();
     let (script, keys, mut args) = match &command.op {
         Op::Acquire {
