@@ -343,7 +343,7 @@ struct Channel {
     released: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Queue {
     votes: VecDeque<Vote>,
     /// The receiver's task and what it waits for.
@@ -359,7 +359,7 @@ impl VoteReceiver {
         let queue = Queue {
             // One phase fits. The votes of a minority rarely arrive when those of the next phase do.
             votes: VecDeque::with_capacity(names.len()),
-            ..Queue::default()
+            waiting: None,
         };
         Self {
             channel: Arc::new(Channel {
@@ -426,7 +426,8 @@ impl VoteReceiver {
         Some((vote, votes.len()))
     }
 
-    fn poll_recv(&mut self, context: &Context<'_>, awaited: Awaited) -> Poll<Vote> {
+    /// Polls for the next vote; see [`recv`](Self::recv).
+    pub(crate) fn poll_recv(&mut self, context: &Context<'_>, awaited: Awaited) -> Poll<Vote> {
         let mut queue = self.channel.queue.lock();
         if self.is_draining || queue.has(awaited) {
             self.is_draining = true;

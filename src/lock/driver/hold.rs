@@ -62,7 +62,7 @@ impl Driver {
         };
         let input = command.input.clone();
         // They came before the command.
-        self.take_votes();
+        self.take_votes(self.origin.elapsed());
         self.tell();
         self.pass_events();
         self.handle(input);
@@ -147,6 +147,8 @@ impl Driver {
     /// Not an `async fn`, which would have room for its arguments in every lock that is held.
     pub(super) fn release(&mut self, permit: Permit) -> impl Future<Output = ()> + Send + use<'_> {
         let now = Instant::now();
+        // Those of the nodes that did not decide, before the queue gets as many again.
+        self.take_votes(now - self.origin);
         // Before the first node can grant the lock to another caller: no handle may show it as valid then.
         let lost = self.state.end(now);
         let publishes = permit.publishes();

@@ -1,9 +1,10 @@
 //! The driver of one lease: passes answers and time to it, and sends what it asks for.
 
 use std::collections::BTreeMap;
-use std::future::{Future, pending};
+use std::future::{Future, pending, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -170,6 +171,21 @@ impl Driver {
         &mut self,
         mut other: Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Option<Event> {
+        poll_fn(|context| {
+            // In this order: what the holders and the nodes did in time counts before the time does.
+            if let Some(event) = self.take_event() {
+                return Poll::Ready(Some(event));
+            }
+            match other.as_mut().poll(context) {
+                Poll::Ready(()) => Poll::Ready(None),
+                Poll::Pending => self.poll_event(context).map(Some),
+            }
+        })
+        .await
+    }
+
+    /// Returns the next event that follows from the votes that have arrived.
+    fn take_event(&mut self) -> Option<Event> {
         // One look at the clock serves all votes that had arrived by then.
         let (mut now, mut arrived) = (Duration::ZERO, 0);
         loop {
@@ -177,51 +193,58 @@ impl Driver {
                 Some(Event::Unread(unread)) => {
                     let reader = self.state.spec.reader.as_ref();
                     self.read = reader.map(|reader| reader.read(unread));
-                    continue;
                 }
                 Some(event) => return Some(event),
-                None => {}
-            }
-            // All that have arrived, before anything is awaited: the channel wakes this task for votes that it has not seen.
-            if let Some((vote, others)) = self.votes.try_recv_of_several() {
-                if arrived == 0 {
-                    (now, arrived) = (self.origin.elapsed(), others + 1);
+                None => {
+                    let (vote, others) = self.votes.try_recv_of_several()?;
+                    if arrived == 0 {
+                        (now, arrived) = (self.origin.elapsed(), others + 1);
+                    }
+                    arrived -= 1;
+                    self.on_vote(vote, now);
                 }
-                arrived -= 1;
-                self.on_vote(vote, now);
-                continue;
-            }
-            arrived = 0;
-            let awaited = self.lease.awaited();
-            // The nodes that may decide wake the task once, with the last answer that is needed, and not with each. What
-            // arrives later is taken with the next event.
-            let due = self.lease.poll_timeout().map(|due| self.instant(due));
-            // In this order: what the holders and the nodes did in time counts before the time does.
-            let vote = tokio::select! {
-                biased;
-                () = other.as_mut() => return None,
-                Some(input) = async { Some(self.read.as_mut()?.await) } => {
-                    self.read = None;
-                    self.handle(input);
-                    continue;
-                }
-                vote = self.votes.recv(awaited.unwrap_or_default()), if awaited.is_some() => Some(vote),
-                // Those that are there, although too few, have arrived in time.
-                // Without a time, the lease waits for its holders only.
-                () = reached(&mut self.timer, due.unwrap_or(self.origin)), if due.is_some() => self.votes.try_recv(),
-            };
-            let now = self.origin.elapsed();
-            match vote {
-                Some(vote) => self.on_vote(vote, now),
-                None => self.on_timeout(now),
             }
         }
     }
 
-    /// Takes the votes that have arrived.
-    pub(super) fn take_votes(&mut self) {
+    /// Waits for what the lease waits for, and returns the next event.
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Event> {
+        loop {
+            if let Some(read) = &mut self.read
+                && let Poll::Ready(input) = read.as_mut().poll(context)
+            {
+                self.read = None;
+                self.handle(input);
+            } else if let Some(awaited) = self.lease.awaited()
+                // The nodes that may decide wake the task once, with the last answer that is needed, and not with each. What
+                // arrives later is taken with the next event.
+                && let Poll::Ready(vote) = self.votes.poll_recv(context, awaited)
+            {
+                self.on_vote(vote, self.origin.elapsed());
+            // Without a time, the lease waits for its holders only.
+            } else if let Some(due) = self.lease.poll_timeout() {
+                let due = self.instant(due);
+                ready!(poll_timer(&mut self.timer, due, context));
+                let now = self.origin.elapsed();
+                match self.votes.try_recv() {
+                    // Those that are there, although too few, have arrived in time.
+                    Some(vote) => self.on_vote(vote, now),
+                    None => self.on_timeout(now),
+                }
+            } else {
+                return Poll::Pending;
+            }
+            // All that have arrived, before anything is awaited: the channel wakes this task for votes that it has not seen.
+            if let Some(event) = self.take_event() {
+                return Poll::Ready(event);
+            }
+        }
+    }
+
+    /// Takes the votes that have arrived. The time may be before the last of them, because the lease is decided.
+    pub(super) fn take_votes(&mut self, now: Duration) {
         while let Some(vote) = self.votes.try_recv() {
-            self.on_vote(vote, self.origin.elapsed());
+            self.on_vote(vote, now);
         }
     }
 
@@ -236,15 +259,22 @@ impl Driver {
         if !self.lease.counts(number) {
             return;
         }
-        let never_sent = vote.outcome.as_ref().is_err_and(NodeFailure::never_sent);
-        let answer = note(self.failures_of(number), node, vote.outcome);
-        let input = match never_sent {
-            true => Input::NeverSent { node, number },
-            false => Input::Answered {
-                node,
-                number,
-                answer,
-            },
+        let answer = match vote.outcome {
+            // Most nodes never fail.
+            Ok(reply) if self.failures.is_empty() => Answer::Replied(reply),
+            outcome => {
+                let never_sent = outcome.as_ref().is_err_and(NodeFailure::never_sent);
+                let answer = note(self.failures_of(number), node, outcome);
+                if never_sent {
+                    return self.handle_at(Input::NeverSent { node, number }, now);
+                }
+                answer
+            }
+        };
+        let input = Input::Answered {
+            node,
+            number,
+            answer,
         };
         self.handle_at(input, now);
     }
@@ -379,7 +409,9 @@ impl Driver {
 
     /// Returns whether a node may still have the lock.
     pub(super) fn is_open(&mut self) -> bool {
-        self.take_votes();
+        if !self.lease.may_hold().is_empty() {
+            self.take_votes(self.origin.elapsed());
+        }
         !self.lease.may_hold().is_empty() && Instant::now() < self.instant(self.lease.gone_at())
     }
 
@@ -430,9 +462,7 @@ fn note(
 ) -> Answer {
     match outcome {
         Ok(reply) => {
-            if !failures.is_empty() {
-                failures.remove(&node);
-            }
+            failures.remove(&node);
             Answer::Replied(reply)
         }
         Err(failure) => {
@@ -448,19 +478,19 @@ fn note(
 ///
 /// The timer is reset only to fire sooner, or after it has fired too early. Otherwise, a lock that is held for a
 /// moment would register and remove several timers that never fire.
-///
-/// # Cancel safety
-///
-/// May be dropped at any point, and called again.
-async fn reached(timer: &mut Option<Pin<Box<Sleep>>>, due: Instant) {
+fn poll_timer(
+    timer: &mut Option<Pin<Box<Sleep>>>,
+    due: Instant,
+    context: &mut Context<'_>,
+) -> Poll<()> {
     let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
     if timer.deadline() > due {
         timer.as_mut().reset(due);
     }
     loop {
-        timer.as_mut().await;
+        ready!(timer.as_mut().poll(context));
         if timer.deadline() >= due {
-            return;
+            return Poll::Ready(());
         }
         timer.as_mut().reset(due);
     }
