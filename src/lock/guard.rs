@@ -391,17 +391,12 @@ impl LockHandle {
     ///
     /// May be dropped at any point.
     pub(crate) async fn released(&self) -> Result<Released, ReleaseError> {
-        let leases = self
-            .leases()
-            .map(|lease| (Arc::clone(lease), !lease.is_shared()));
-        let mut left: Vec<_> = leases.collect();
-        // The other locks first.
-        left.rotate_left(1);
         let mut outcome = Ok(Released::Freed);
-        for (lease, is_last) in left {
-            let released = match is_last {
-                true => lease.released().await.map(|()| Released::Freed),
-                false => Ok(Released::Shared),
+        // The other locks first.
+        for lease in self.others.iter().chain([&self.lease]) {
+            let released = match lease.is_shared() {
+                true => Ok(Released::Shared),
+                false => lease.released().await.map(|()| Released::Freed),
             };
             if released != Ok(Released::Freed) && outcome.is_ok() {
                 outcome = released;

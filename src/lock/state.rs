@@ -50,7 +50,7 @@ struct LeaseState {
     valid_until: Instant,
     lost: Option<LostReason>,
     token: Option<FencingToken>,
-    /// When the caller got its guard, so that its work may have begun.
+    /// When the caller got its guard, so that its work may have begun; if a time counts from then.
     delivered_at: Option<Instant>,
     /// What the holder of an execution has said about its work.
     effect: Effect,
@@ -134,10 +134,12 @@ impl LockState {
 
     /// Notes that the caller gets its guard now. The times that `max_hold` and `hold_at_least` bound begin.
     pub(crate) fn set_delivered(&self) {
-        self.state.lock().delivered_at = Some(Instant::now());
+        if self.spec.lease.counts_from_delivery() {
+            self.state.lock().delivered_at = Some(Instant::now());
+        }
     }
 
-    /// Returns when the caller got its guard, if it has, and whether the lock was revoked.
+    /// Returns when the caller got its guard, if it has and a time counts from then, and whether the lock was revoked.
     pub(crate) fn done_by_holders(&self) -> (Option<Instant>, bool) {
         let state = self.state.lock();
         let is_revoked = state.lost == Some(LostReason::Revoked);
@@ -397,7 +399,10 @@ impl LockState {
     /// are dropped.
     pub(crate) fn close(&self, released: Option<Result<(), ReleaseError>>) {
         let mut state = self.state.lock();
-        state.released = state.released.take().or(released);
+        if state.is_closed {
+            return;
+        }
+        state.released = released;
         state.is_closed = true;
         let commands = std::mem::take(&mut state.commands);
         // Dropping a command wakes its sender, which locks the mutex.

@@ -74,9 +74,14 @@ impl Lease {
         patience: impl Fn(usize) -> Duration,
     ) -> Self {
         let due = now + spec.node_timeout;
-        let nodes = (0..quorum.nodes()).map(|node| (node, due + patience(node)));
-        let connecting: Vec<_> = nodes.filter(|(_, until)| *until > due).collect();
-        let last = connecting.iter().map(|(_, until)| *until).max();
+        let (mut connecting, mut deadline) = (Vec::new(), due);
+        for node in 0..quorum.nodes() {
+            let patience = patience(node);
+            if !patience.is_zero() {
+                connecting.push((node, due + patience));
+                deadline = deadline.max(due + patience);
+            }
+        }
         let (ttl, retention) = (spec.ttl, spec.retention);
         let acquire = spec.access.acquire(spec.proposal, ttl, retention);
         let mut lease = Self {
@@ -86,7 +91,7 @@ impl Lease {
                 repair: None,
                 due,
                 connecting,
-                deadline: last.unwrap_or(due),
+                deadline,
             }),
             spec,
             quorum,

@@ -375,7 +375,8 @@ pub(crate) struct WaiterCap {
 pub(crate) struct Wait {
     /// Not after the request, if the call does not wait.
     pub(crate) deadline: Instant,
-    caps: Vec<Arc<WaiterCap>>,
+    caps: [Option<Arc<WaiterCap>>; 2],
+    /// How many of them it occupies.
     occupied: usize,
     /// When the call began to wait, for its span.
     waits_since: Arc<OnceLock<Instant>>,
@@ -395,12 +396,12 @@ impl WaiterCap {
 impl Wait {
     pub(crate) fn new(
         deadline: Instant,
-        caps: impl IntoIterator<Item = Arc<WaiterCap>>,
+        caps: [Option<Arc<WaiterCap>>; 2],
         waits_since: &Arc<OnceLock<Instant>>,
     ) -> Self {
         Self {
             deadline,
-            caps: caps.into_iter().collect(),
+            caps,
             occupied: 0,
             waits_since: Arc::clone(waits_since),
             counted: None,
@@ -413,7 +414,7 @@ impl Wait {
     ///
     /// Returns [`LockError::Overloaded`] if no slot is free.
     pub(crate) fn occupy(&mut self) -> Result<(), LockError> {
-        while let Some(cap) = self.caps.get(self.occupied) {
+        for cap in self.caps.iter().flatten().skip(self.occupied) {
             // Relaxed here and below: the count is all that is shared, and one atomic add decides. A caller that is one too many
             // counts itself for a moment, so another may be refused beside it; never is one admitted too many.
             if cap.waiting.fetch_add(1, Ordering::Relaxed) >= cap.max {
@@ -429,7 +430,7 @@ impl Wait {
 
     /// Frees the slots, because the call waits no longer.
     pub(crate) fn end(&mut self) {
-        for cap in self.caps.drain(..).take(self.occupied) {
+        for cap in self.caps.iter().flatten().take(self.occupied) {
             cap.waiting.fetch_sub(1, Ordering::Relaxed);
         }
         (self.occupied, self.counted) = (0, None);

@@ -151,7 +151,11 @@ impl Place {
             key,
             permits: Semaphore::new(PERMITS as usize),
             waiting: AtomicUsize::new(0),
-            callers: Mutex::default(),
+            callers: Mutex::new(Callers {
+                // Most have one at a time.
+                admitted: Vec::with_capacity(1),
+                ..Callers::default()
+            }),
             changed: Notify::new(),
             failed: Notify::new(),
             subscribers: AtomicUsize::new(0),

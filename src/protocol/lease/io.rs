@@ -52,6 +52,13 @@ pub struct LeaseSpec {
     pub once: Option<OnceSpec>,
 }
 
+impl LeaseSpec {
+    /// Returns whether a time counts from when the caller has the lock, so that the lease is to hear of that.
+    pub(crate) fn counts_from_delivery(&self) -> bool {
+        self.is_partial || self.hold_at_least.is_some()
+    }
+}
+
 /// What a caller that executes asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OnceSpec {
