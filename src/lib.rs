@@ -118,14 +118,7 @@ pub mod key {
 
     /// The types of the extractors, which programs rarely name.
     pub mod extractors {
-        #[cfg(feature = "axum")]
-        pub use crate::extract::{MatchedPath, Path, TypedPath};
-        #[cfg(feature = "json")]
-        pub use crate::middleware::key::JsonPointer;
-        pub use crate::middleware::key::{
-            Cookie, Each, Extension, FormField, Hashed, Header, Host, Literal, Map, Method, Or,
-            Query, When,
-        };
+        pub use crate::middleware::key::{Each, Extension, Hashed, Literal, Map, Or, When};
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) use handle::extension_extractor;
 pub use locked::{LockRefused, LockResource, Locked, LockedRejection};
 #[cfg(feature = "idempotency")]
 pub(crate) use path::nested_at;
-pub use path::{MatchedPath, Path, TypedPath, matched_path, path, typed_path};
+pub use path::{matched_path, path, typed_path};
 pub use rejection::ExtractorRejectionLayer;
 #[cfg(feature = "idempotency")]
 pub(crate) use rejection::Misplaced;

@@ -1,14 +1,9 @@
 //! Keys from axum's routes: path parameters as text, or in the form in which the handler reads them, and the route.
 
-use std::fmt;
-use std::marker::PhantomData;
-
 #[cfg(feature = "idempotency")]
 use axum::extract::NestedPath;
 use axum::extract::rejection::{PathRejection, RawPathParamsRejection};
-use axum::extract::{
-    FromRequestParts, MatchedPath as Route, OriginalUri, Path as Params, RawPathParams,
-};
+use axum::extract::{FromRequestParts, MatchedPath, OriginalUri, Path, RawPathParams};
 use futures_util::FutureExt;
 use http::Request;
 use http::request::Parts;
@@ -16,7 +11,8 @@ use serde::de::DeserializeOwned;
 
 use crate::extract::locked::LockResource;
 use crate::middleware::KeyExtractor;
-use crate::protocol::{KeyError, LockKey, LockKeys};
+use crate::middleware::key::{from_source, named};
+use crate::protocol::{KeyError, LockKeys};
 
 /// Takes the key from the path parameter `name` of the matched axum route, percent-decoded.
 ///
@@ -40,23 +36,12 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn path(name: &'static str) -> Path {
-    Path { name }
-}
-
-/// Extractor of [`path`].
-#[derive(Debug, Clone)]
-pub struct Path {
-    name: &'static str,
-}
-
-impl KeyExtractor for Path {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        let name = self.name;
+pub fn path(name: &'static str) -> impl KeyExtractor + Clone {
+    from_source(format!("path parameter `{name}`"), move |parts| {
         let params = raw_path_params(parts)?;
         let mut params = params.iter().flat_map(RawPathParams::iter);
         let Some((_, value)) = params.find(|(found, _)| *found == name) else {
-            return match parts.extensions.get::<Route>() {
+            return match parts.extensions.get::<MatchedPath>() {
                 Some(route) => Err(KeyError::misconfigured(format!(
                     "the route `{}` has no path parameter `{name}`",
                     route.as_str()
@@ -70,12 +55,8 @@ impl KeyExtractor for Path {
                 "nested routers both have a path parameter `{name}`; give them different names"
             )));
         }
-        Ok((!value.is_empty()).then(|| LockKey::from(value).into()))
-    }
-
-    fn source(&self) -> Option<String> {
-        Some(format!("path parameter `{}`", self.name))
-    }
+        Ok(named(value))
+    })
 }
 
 /// Takes the path of the matched axum route, as the program spells it (`/accounts/{id}`): one lock per
@@ -90,27 +71,13 @@ impl KeyExtractor for Path {
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn matched_path() -> MatchedPath {
-    MatchedPath { _private: () }
-}
-
-/// Extractor of [`matched_path`].
-#[derive(Debug, Clone)]
-pub struct MatchedPath {
-    _private: (),
-}
-
-impl KeyExtractor for MatchedPath {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        match parts.extensions.get::<Route>() {
-            Some(matched) => Ok(Some(LockKey::from(matched.as_str()).into())),
+pub fn matched_path() -> impl KeyExtractor + Clone {
+    from_source("the matched route", |parts| {
+        match parts.extensions.get::<MatchedPath>() {
+            Some(matched) => Ok(named(matched.as_str())),
             None => unrouted(parts, "key::matched_path()"),
         }
-    }
-
-    fn source(&self) -> Option<String> {
-        Some("the matched route".to_owned())
-    }
+    })
 }
 
 /// Reads the path parameters as `T` and takes its keys. So the layer locks the same resource as
@@ -136,53 +103,24 @@ impl KeyExtractor for MatchedPath {
 /// # let _: &dyn tower_redlock::KeyExtractor = &by_invoice;
 /// ```
 #[must_use]
-pub fn typed_path<T>() -> TypedPath<T>
+pub fn typed_path<T>() -> impl KeyExtractor + Clone
 where
     T: DeserializeOwned + LockResource + Send + 'static,
 {
-    TypedPath(PhantomData)
-}
-
-/// Extractor of [`typed_path`].
-pub struct TypedPath<T>(PhantomData<fn() -> T>);
-
-impl<T> KeyExtractor for TypedPath<T>
-where
-    T: DeserializeOwned + LockResource + Send + 'static,
-{
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        match path_params(parts) {
-            Some(Ok(Params::<T>(resource))) => Ok(Some(resource.lock_keys())),
-            Some(Err(PathRejection::FailedToDeserializePathParams(failed)))
-                if failed.status().is_client_error() =>
-            {
-                Err(KeyError::malformed(
-                    "the path parameters do not name a resource",
-                ))
-            }
-            Some(Err(error)) if parts.extensions.get::<Route>().is_some() => {
-                Err(KeyError::misconfigured(error.body_text()))
-            }
-            Some(Err(_)) | None => unrouted(parts, "key::typed_path()"),
+    from_source("the path parameters", |parts| match path_params(parts) {
+        Some(Ok(Path::<T>(resource))) => Ok(Some(resource.lock_keys())),
+        Some(Err(PathRejection::FailedToDeserializePathParams(failed)))
+            if failed.status().is_client_error() =>
+        {
+            Err(KeyError::malformed(
+                "the path parameters do not name a resource",
+            ))
         }
-    }
-
-    fn source(&self) -> Option<String> {
-        Some("the path parameters".to_owned())
-    }
-}
-
-/// By hand: a derived one would require `T: Clone`.
-impl<T> Clone for TypedPath<T> {
-    fn clone(&self) -> Self {
-        Self(PhantomData)
-    }
-}
-
-impl<T> fmt::Debug for TypedPath<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TypedPath<{}>", std::any::type_name::<T>())
-    }
+        Some(Err(error)) if parts.extensions.get::<MatchedPath>().is_some() => {
+            Err(KeyError::misconfigured(error.body_text()))
+        }
+        Some(Err(_)) | None => unrouted(parts, "key::typed_path()"),
+    })
 }
 
 /// Returns the result of an extractor that needs a route, for a request without a known one.

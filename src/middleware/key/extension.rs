@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::middleware::key::KeyExtractor;
+use crate::middleware::key::{KeyExtractor, named};
 use crate::middleware::routed::matched_no_route;
-use crate::protocol::{KeyError, LockKey, LockKeys};
+use crate::protocol::{KeyError, LockKeys};
 
 /// Takes the key from the extension of type `T`, such as the user that authentication found.
 ///
@@ -38,10 +38,7 @@ where
     T: Send + Sync + 'static,
 {
     Extension {
-        key: Arc::new(move |extension| {
-            let name = name(extension);
-            (!name.is_empty()).then(|| LockKey::from(name).into())
-        }),
+        key: Arc::new(move |extension| named(name(extension))),
         is_optional: false,
     }
 }

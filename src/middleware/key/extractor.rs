@@ -169,6 +169,11 @@ pub(crate) fn present(keys: &LockKeys) -> bool {
     !keys.is_empty() && !keys.iter().any(LockKey::is_empty)
 }
 
+/// Returns the key with this text; `None` if it is empty, and names no resource.
+pub(crate) fn named(text: &str) -> Option<LockKeys> {
+    (!text.is_empty()).then(|| LockKey::from(text.as_bytes()).into())
+}
+
 fn hash(key: &LockKey) -> LockKey {
     let digest = sha256(key.as_bytes());
     let hex = digest.iter().map(|byte| format!("{byte:02x}"));
@@ -230,6 +235,35 @@ impl<K: IntoKeys> IntoKeys for Option<K> {
 impl<K: IntoKeys> IntoKeys for Result<K, KeyError> {
     fn into_keys(self) -> Result<Option<LockKeys>, KeyError> {
         self.and_then(K::into_keys)
+    }
+}
+
+/// An extractor that names the part of a request from which it takes its keys.
+#[derive(Clone)]
+struct Sourced<F> {
+    source: String,
+    extract: F,
+}
+
+/// Creates an extractor from a closure, with its [source](KeyExtractor::source).
+pub(crate) fn from_source<F>(source: impl Into<String>, extract: F) -> impl KeyExtractor + Clone
+where
+    F: Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Clone + Send + Sync + 'static,
+{
+    let source = source.into();
+    Sourced { source, extract }
+}
+
+impl<F> KeyExtractor for Sourced<F>
+where
+    F: Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Send + Sync + 'static,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        (self.extract)(parts)
+    }
+
+    fn source(&self) -> Option<String> {
+        Some(self.source.clone())
     }
 }
 

@@ -8,8 +8,8 @@ use http::request::Parts;
 use percent_encoding::percent_decode;
 
 use crate::middleware::buffered::BufferedBody;
-use crate::middleware::key::KeyExtractor;
-use crate::protocol::{KeyError, LockKey, LockKeys};
+use crate::middleware::key::extractor::{KeyExtractor, from_source, named};
+use crate::protocol::{KeyError, LockKeys};
 
 /// Takes the key from the query parameter `name`, decoded as a form field: `%41` and `A` are the
 /// same key, and so are `+` and `%20`.
@@ -24,25 +24,11 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn query(name: &'static str) -> Query {
-    Query { name }
-}
-
-/// Extractor of [`query`].
-#[derive(Debug, Clone)]
-pub struct Query {
-    name: &'static str,
-}
-
-impl KeyExtractor for Query {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+pub fn query(name: &'static str) -> impl KeyExtractor + Clone {
+    from_source(format!("query parameter `{name}`"), move |parts| {
         let query = parts.uri.query().unwrap_or_default();
-        form_value(query, self.name, "query parameter")
-    }
-
-    fn source(&self) -> Option<String> {
-        Some(format!("query parameter `{}`", self.name))
-    }
+        form_value(query, name, "query parameter")
+    })
 }
 
 /// Finds the value of a name in `application/x-www-form-urlencoded` data.
@@ -60,7 +46,7 @@ fn form_value(form: &str, name: &str, what: &str) -> Result<Option<LockKeys>, Ke
         return Err(malformed("is given more than once"));
     }
     let text = str::from_utf8(&value).map_err(|_| malformed("is not UTF-8"))?;
-    Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
+    Ok(named(text))
 }
 
 /// Decodes a name or a value of `application/x-www-form-urlencoded` data.
@@ -90,21 +76,11 @@ fn decode(encoded: &str) -> Vec<u8> {
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn form_field(name: &'static str) -> FormField {
-    FormField { name }
-}
-
-/// Extractor of [`form_field`].
-#[derive(Debug, Clone)]
-pub struct FormField {
-    name: &'static str,
-}
-
-impl KeyExtractor for FormField {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+pub fn form_field(name: &'static str) -> impl KeyExtractor + Clone {
+    from_source(format!("form field `{name}`"), move |parts| {
         if matches!(parts.method, Method::GET | Method::HEAD) {
             let query = parts.uri.query().unwrap_or_default();
-            return form_value(query, self.name, "form field");
+            return form_value(query, name, "form field");
         }
         let body = buffered(parts, "key::form_field")?;
         if content_type(parts) != "application/x-www-form-urlencoded" {
@@ -114,12 +90,8 @@ impl KeyExtractor for FormField {
         }
         let form = str::from_utf8(&body.0);
         let form = form.map_err(|_| KeyError::malformed("the form is not UTF-8"))?;
-        form_value(form, self.name, "form field")
-    }
-
-    fn source(&self) -> Option<String> {
-        Some(format!("form field `{}`", self.name))
-    }
+        form_value(form, name, "form field")
+    })
 }
 
 /// Takes the key from the value at a JSON pointer (RFC 6901) in the body: a string, or an
@@ -147,26 +119,14 @@ impl KeyExtractor for FormField {
 /// ```
 #[cfg(feature = "json")]
 #[must_use]
-pub fn json_pointer(pointer: &'static str) -> JsonPointer {
+pub fn json_pointer(pointer: &'static str) -> impl KeyExtractor + Clone {
+    use serde_json::Value;
+
     assert!(
         pointer.is_empty() || pointer.starts_with('/'),
         "a JSON pointer is empty or begins with `/`"
     );
-    JsonPointer { pointer }
-}
-
-/// Extractor of [`json_pointer`].
-#[cfg(feature = "json")]
-#[derive(Debug, Clone)]
-pub struct JsonPointer {
-    pointer: &'static str,
-}
-
-#[cfg(feature = "json")]
-impl KeyExtractor for JsonPointer {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        use serde_json::Value;
-
+    from_source(format!("JSON pointer `{pointer}`"), move |parts| {
         let body = buffered(parts, "key::json_pointer")?;
         let content_type = content_type(parts);
         let subtype = content_type
@@ -177,23 +137,17 @@ impl KeyExtractor for JsonPointer {
         }
         let json: Value = serde_json::from_slice(&body.0)
             .map_err(|error| KeyError::malformed(format!("the body is not JSON: {error}")))?;
-        let key = match json.pointer(self.pointer) {
-            None | Some(Value::Null) => return Ok(None),
-            Some(Value::String(text)) => text.clone(),
-            Some(Value::Number(number)) if number.is_i64() || number.is_u64() => number.to_string(),
-            Some(_) => {
-                return Err(KeyError::malformed(format!(
-                    "`{}` is neither a string nor an integer",
-                    self.pointer
-                )));
+        match json.pointer(pointer) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(named(text)),
+            Some(Value::Number(number)) if number.is_i64() || number.is_u64() => {
+                Ok(named(&number.to_string()))
             }
-        };
-        Ok((!key.is_empty()).then(|| LockKey::from(key).into()))
-    }
-
-    fn source(&self) -> Option<String> {
-        Some(format!("JSON pointer `{}`", self.pointer))
-    }
+            Some(_) => Err(KeyError::malformed(format!(
+                "`{pointer}` is neither a string nor an integer"
+            ))),
+        }
+    })
 }
 
 fn buffered<'a>(parts: &'a Parts, extractor: &str) -> Result<&'a BufferedBody, KeyError> {
@@ -228,6 +182,7 @@ mod tests {
     use http::Request;
 
     use super::*;
+    use crate::protocol::LockKey;
 
     fn parts(content_type: &str, body: &'static [u8]) -> Parts {
         let request = Request::post("/").header(CONTENT_TYPE, content_type);

@@ -4,13 +4,12 @@ use std::fmt::Debug;
 
 use http::HeaderName;
 use http::header::{COOKIE, HOST};
-use http::request::Parts;
 use http::uri::Authority;
 use percent_encoding::percent_decode;
 
-use crate::middleware::key::KeyExtractor;
+use crate::middleware::key::extractor::{KeyExtractor, from_source, named};
 use crate::middleware::token_header::are_alike;
-use crate::protocol::{KeyError, LockKey, LockKeys};
+use crate::protocol::KeyError;
 
 /// Takes the key from the request header `name`, byte for byte: `7` and `"7"` are two keys.
 ///
@@ -28,43 +27,27 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// # Panics
 ///
 /// If `name` is not a header name.
-pub fn header<N>(name: N) -> Header
+pub fn header<N>(name: N) -> impl KeyExtractor + Clone
 where
     N: TryInto<HeaderName, Error: Debug>,
 {
     let name = name.try_into();
-    Header {
-        name: name.expect("key::header needs a valid header name"),
-    }
-}
-
-/// Extractor of [`header`].
-#[derive(Debug, Clone)]
-pub struct Header {
-    name: HeaderName,
-}
-
-impl KeyExtractor for Header {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        let mut values = parts.headers.get_all(&self.name).iter();
+    let name = name.expect("key::header needs a valid header name");
+    from_source(format!("header `{name}`"), move |parts| {
+        let mut values = parts.headers.get_all(&name).iter();
         let Some(value) = values.next() else {
             return Ok(None);
         };
-        let malformed = |what: &str| KeyError::malformed(format!("header `{}` {what}", self.name));
+        let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
         // Proxies and frameworks disagree on which of the values counts.
-        let is_other = |other: &HeaderName| {
-            *other != self.name && are_alike(other.as_str().as_bytes(), &self.name)
-        };
+        let is_other =
+            |other: &HeaderName| *other != name && are_alike(other.as_str().as_bytes(), &name);
         if values.next().is_some() || parts.headers.keys().any(is_other) {
             return Err(malformed("is sent more than once"));
         }
-        let text = std::str::from_utf8(value.as_bytes()).map_err(|_| malformed("is not UTF-8"))?;
-        Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
-    }
-
-    fn source(&self) -> Option<String> {
-        Some(format!("header `{}`", self.name))
-    }
+        let text = str::from_utf8(value.as_bytes()).map_err(|_| malformed("is not UTF-8"))?;
+        Ok(named(text))
+    })
 }
 
 /// Takes the key from the cookie `name` as a `CookieJar` reads it: name and value are percent-decoded
@@ -82,26 +65,16 @@ impl KeyExtractor for Header {
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn cookie(name: &'static str) -> Cookie {
-    Cookie { name }
-}
-
-/// Extractor of [`cookie`].
-#[derive(Debug, Clone)]
-pub struct Cookie {
-    name: &'static str,
-}
-
-impl KeyExtractor for Cookie {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        let malformed = |what: &str| KeyError::malformed(format!("cookie `{}` {what}", self.name));
+pub fn cookie(name: &'static str) -> impl KeyExtractor + Clone {
+    from_source(format!("cookie `{name}`"), move |parts| {
+        let malformed = |what: &str| KeyError::malformed(format!("cookie `{name}` {what}"));
         // HTTP/2 may send each cookie in a header of its own (RFC 9113, section 8.2.3).
         let headers = parts.headers.get_all(COOKIE).iter();
         let pairs = headers.flat_map(|header| header.as_bytes().split(|byte| *byte == b';'));
         let mut values = pairs.filter_map(|pair| {
             let sign = pair.iter().position(|byte| *byte == b'=')?;
-            let (name, value) = (&pair[..sign], &pair[sign + 1..]);
-            let is_ours = percent_decode(trimmed(name)).eq(self.name.bytes());
+            let (found, value) = (&pair[..sign], &pair[sign + 1..]);
+            let is_ours = percent_decode(trimmed(found)).eq(name.bytes());
             is_ours.then(|| percent_decode(trimmed(value)))
         });
         let Some(value) = values.next() else {
@@ -115,13 +88,8 @@ impl KeyExtractor for Cookie {
         let quoted = text
             .strip_prefix('"')
             .and_then(|text| text.strip_suffix('"'));
-        let text = quoted.unwrap_or(&text);
-        Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
-    }
-
-    fn source(&self) -> Option<String> {
-        Some(format!("cookie `{}`", self.name))
-    }
+        Ok(named(quoted.unwrap_or(&text)))
+    })
 }
 
 /// Removes the white space that a `CookieJar` removes: that of Unicode, in a header that is UTF-8.
@@ -152,18 +120,8 @@ fn trimmed(text: &[u8]) -> &[u8] {
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn host() -> Host {
-    Host { _private: () }
-}
-
-/// Extractor of [`host`].
-#[derive(Debug, Clone)]
-pub struct Host {
-    _private: (),
-}
-
-impl KeyExtractor for Host {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+pub fn host() -> impl KeyExtractor + Clone {
+    from_source("header `host`", |parts| {
         let malformed = |what: &str| KeyError::malformed(format!("header `host` {what}"));
         let mut headers = parts.headers.get_all(HOST).iter();
         let header = headers.next();
@@ -186,14 +144,8 @@ impl KeyExtractor for Host {
         {
             return Err(malformed("is not the host of the request target"));
         }
-        Ok(target
-            .or(header)
-            .map(|(host, _)| LockKey::from(host).into()))
-    }
-
-    fn source(&self) -> Option<String> {
-        Some("header `host`".to_owned())
-    }
+        Ok(target.or(header).and_then(|(host, _)| named(&host)))
+    })
 }
 
 /// Returns the normalized host of an authority, and its port.
@@ -221,9 +173,11 @@ fn name(authority: &Authority) -> Result<(String, Option<u16>), KeyError> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use http::request::Parts;
     use http::{HeaderValue, Request};
 
     use super::*;
+    use crate::protocol::{LockKey, LockKeys};
 
     /// Returns the head of a request with a header of each value.
     pub(crate) fn parts_with(name: &'static str, values: &[&[u8]]) -> Parts {

@@ -44,18 +44,6 @@ impl KeyExtractor for Literal {
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn method() -> Method {
-    Method { _private: () }
-}
-
-/// Extractor of [`method`].
-#[derive(Debug, Clone)]
-pub struct Method {
-    _private: (),
-}
-
-impl KeyExtractor for Method {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        Ok(Some(LockKey::from(parts.method.as_str()).into()))
-    }
+pub fn method() -> impl KeyExtractor + Clone {
+    |parts: &Parts| LockKey::from(parts.method.as_str())
 }

@@ -8,12 +8,14 @@ mod header;
 mod literal;
 
 pub use extension::{Extension, extension};
-pub(crate) use extractor::present;
 pub use extractor::{Each, Hashed, IntoKeys, KeyExtractor, Map, Or, When, each, from_fn};
-pub use form::{FormField, Query, form_field, query};
+#[cfg(feature = "axum")]
+pub(crate) use extractor::from_source;
+pub(crate) use extractor::{named, present};
 #[cfg(feature = "json")]
-pub use form::{JsonPointer, json_pointer};
+pub use form::json_pointer;
+pub use form::{form_field, query};
 #[cfg(all(test, feature = "idempotency"))]
 pub(crate) use header::tests::parts_with;
-pub use header::{Cookie, Header, Host, cookie, header, host};
-pub use literal::{Literal, Method, literal, method};
+pub use header::{cookie, header, host};
+pub use literal::{Literal, literal, method};
