@@ -299,8 +299,8 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 /// Writes two digits for each byte.
 pub(super) fn write_hex(bytes: &[u8], hex: &mut [u8]) {
     let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
-    for (pair, byte) in hex.chunks_exact_mut(2).zip(bytes) {
-        pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+    for (pair, byte) in hex.as_chunks_mut().0.iter_mut().zip(bytes) {
+        *pair = [digit(byte >> 4), digit(byte & 15)];
     }
 }
 

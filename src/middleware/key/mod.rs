@@ -8,9 +8,9 @@ mod header;
 mod literal;
 
 pub use extension::{Extension, extension};
-pub use extractor::{Each, Hashed, IntoKeys, KeyExtractor, Map, Or, When, each, from_fn};
 #[cfg(feature = "axum")]
 pub(crate) use extractor::from_source;
+pub use extractor::{Each, Hashed, IntoKeys, KeyExtractor, Map, Or, When, each, from_fn};
 pub(crate) use extractor::{named, present};
 #[cfg(feature = "json")]
 pub use form::json_pointer;

@@ -166,7 +166,9 @@ impl Calls {
         self.jobs.extend(jobs);
         let jobs = self.jobs.len() - before;
         // A reply comes behind those to all earlier calls, and their records are transferred before it.
-        let own_transit = self.jobs.range(before..).map(Job::transit).sum();
+        // Those with a record share no call.
+        let alone = self.jobs.back().filter(|_| jobs == 1);
+        let own_transit = alone.map(Job::transit).unwrap_or_default();
         self.transit += own_transit;
         self.unsent.0 += 1;
         self.unsent.1 += jobs;

@@ -195,7 +195,7 @@ impl Lane {
     /// Answers a job with its part of the reply to its call, or keeps it to be sent again. Returns whether the server has
     /// lost its memory.
     fn on_answered(&mut self, mut job: Job, value: &Value, now: Instant, took: Duration) -> bool {
-        if *value == Value::Nil && job.may_be_repeated(now) && job.ask_why() {
+        if matches!(value, Value::Nil) && job.may_be_repeated(now) && job.ask_why() {
             self.parked.push_back(job);
             return false;
         }
@@ -211,7 +211,7 @@ impl Lane {
             }
         }
         let mut outcome = decode(&job, value, &self.server.name);
-        if outcome == Ok(Reply::Lost) && is_release && job.is_repeated() {
+        if matches!(outcome, Ok(Reply::Lost)) && is_release && job.is_repeated() {
             // It may have released the lock itself, and only the reply was lost.
             outcome = Ok(Reply::Released);
         }
@@ -222,14 +222,16 @@ impl Lane {
             self.refused.push_back(job);
             return false;
         }
-        if outcome == Ok(Reply::Released) && job.leaves_taken() && took > self.server.timeouts.node
+        if job.leaves_taken()
+            && took > self.server.timeouts.node
+            && matches!(outcome, Ok(Reply::Released))
         {
             // Executed late, perhaps by a server that was stopped: the keys would stay taken for that much longer.
             job.answer(outcome);
             self.parked.push_back(job);
             return false;
         }
-        let is_amnesia = outcome == Ok(Reply::Amnesia);
+        let is_amnesia = matches!(outcome, Ok(Reply::Amnesia));
         if is_amnesia {
             outcome = Err(self.server.amnesia());
         }
