@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::lock::cluster::{Cluster, Submit, submit_in_drop};
+use crate::lock::cluster::{Cluster, submit_in_drop};
 use crate::lock::error::LockError;
 use crate::lock::queue::{Permit, Wait, Watching};
 use crate::lock::registry::DrainStage;
@@ -374,10 +374,11 @@ impl Announcement {
         while self.votes.try_recv().is_some() {}
         // Twice, because a request may be on its way for as long.
         self.gone_at = Instant::now() + 2 * patience;
-        self.send(SharedOp::Announce { patience }, <dyn Node>::submit);
+        let op = SharedOp::Announce { patience };
+        self.send(op, |node, job| node.submit(job));
     }
 
-    fn send(&self, op: SharedOp, submit: Submit) {
+    fn send(&self, op: SharedOp, submit: impl Fn(&dyn Node, Job)) {
         let command = Command {
             names: Arc::clone(&self.names),
             owner: self.owner.clone(),

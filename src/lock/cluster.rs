@@ -23,9 +23,6 @@ pub(crate) struct Cluster {
     pub(crate) home: Arc<Home>,
 }
 
-/// How a job gets to its node: [`Node::submit`], or [`submit_in_drop`].
-pub(crate) type Submit = fn(&dyn Node, Job);
-
 /// Submits a job from a `Drop`, out of which no panic may come: while another panic unwinds the task, it would
 /// abort the process.
 pub(crate) fn submit_in_drop(node: &dyn Node, job: Job) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::lock::backoff::AcquireError;
-use crate::lock::cluster::{Submit, submit_in_drop};
+use crate::lock::cluster::submit_in_drop;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::queue::Place;
@@ -88,7 +88,7 @@ impl Driver {
             #[cfg(feature = "test-util")]
             trace,
         });
-        driver.send(<dyn Node>::submit);
+        driver.send(|node, job| node.submit(job));
         driver
     }
 
@@ -317,7 +317,7 @@ impl Driver {
 
     pub(super) fn handle_at(&mut self, input: Input, now: Duration) {
         self.pass(input, now);
-        self.send(<dyn Node>::submit);
+        self.send(|node, job| node.submit(job));
     }
 
     fn pass(&mut self, input: Input, now: Duration) {
@@ -329,7 +329,7 @@ impl Driver {
     }
 
     /// Sends what the lease asks for.
-    fn send(&mut self, submit: Submit) {
+    fn send(&mut self, submit: impl Fn(&dyn Node, Job)) {
         let Some(request) = self.lease.poll_request() else {
             return;
         };
