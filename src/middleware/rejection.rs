@@ -80,9 +80,47 @@ impl From<LockError> for Rejection {
     }
 }
 
+/// The text for the client, which shows nothing of the service's set-up. The log has more for the operator.
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.detail())
+        f.write_str(match self {
+            Self::Contended { .. } => "another request holds the lock on this resource",
+            Self::TooManyConcurrent { .. } => "too many requests use this resource at the moment",
+            Self::Failed(LockError::Expired { .. }) => "the lock was granted too late to be used",
+            Self::Failed(LockError::Overloaded { .. }) => "too many requests are waiting for locks",
+            Self::Failed(LockError::Closed) => "the service is shutting down",
+            Self::Failed(error) => match error.quarantined() {
+                Some(left) => {
+                    let left = whole_seconds(left).max(1);
+                    return write!(
+                        f,
+                        "the lock service started recently and grants no locks for another {left} s"
+                    );
+                }
+                None => "the lock service is unreachable; whether the lock is held is unknown",
+            },
+            Self::Lost(_) => "the lock was lost while the request was being served",
+            Self::InProgress { .. } => {
+                "the first request with this idempotency key still runs, or its outcome is not known yet"
+            }
+            Self::KeyMissing { lacking: None } => "the request lacks a required key",
+            Self::KeyMissing { lacking: Some(source) } => {
+                return write!(f, "the request lacks a required key: {source}");
+            }
+            Self::KeyInvalid(error) => return f.write_str(&key_detail(error)),
+            Self::BodyTooLarge => "the request body is too large for this resource",
+            Self::BodyUnreadable { timed_out: false } => {
+                "the request body ended before it was complete"
+            }
+            Self::BodyUnreadable { timed_out: true } => "the request body did not arrive in time",
+            Self::Misconfigured(_) | Self::ScopeMissing => "the service is misconfigured",
+            Self::KeyReused => "the idempotency key was used for another request before",
+            Self::OutcomeUnknown => "the request may have been executed; its outcome is unknown",
+            Self::ResultNotKept => "the request was executed; its response was not kept",
+            Self::ConflictingOutcomes => {
+                "the request was executed more than once, with different outcomes"
+            }
+        })
     }
 }
 
@@ -166,58 +204,6 @@ impl Rejection {
         // The name of a type is not for clients.
         let lacking = source.filter(|source| !source.contains("extension `"));
         Self::KeyMissing { lacking }
-    }
-
-    /// Returns the text for the client, which shows nothing of the service's set-up. The log has more for the
-    /// operator.
-    pub(super) fn detail(&self) -> String {
-        match self {
-            Self::Contended { .. } => "another request holds the lock on this resource".into(),
-            Self::TooManyConcurrent { .. } => {
-                "too many requests use this resource at the moment".into()
-            }
-            Self::Failed(LockError::Expired { .. }) => {
-                "the lock was granted too late to be used".into()
-            }
-            Self::Failed(LockError::Overloaded { .. }) => {
-                "too many requests are waiting for locks".into()
-            }
-            Self::Failed(LockError::Closed) => "the service is shutting down".into(),
-            Self::Failed(error) => match error.quarantined() {
-                Some(left) => format!(
-                    "the lock service started recently and grants no locks for another {} s",
-                    whole_seconds(left).max(1)
-                ),
-                None => {
-                    "the lock service is unreachable; whether the lock is held is unknown".into()
-                }
-            },
-            Self::Lost(_) => "the lock was lost while the request was being served".into(),
-            Self::InProgress { .. } => {
-                "the first request with this idempotency key still runs, or its outcome is not known yet".into()
-            }
-            Self::KeyMissing { lacking: None } => "the request lacks a required key".into(),
-            Self::KeyMissing { lacking: Some(source) } => {
-                format!("the request lacks a required key: {source}")
-            }
-            Self::KeyInvalid(error) => key_detail(error),
-            Self::BodyTooLarge => "the request body is too large for this resource".into(),
-            Self::BodyUnreadable { timed_out: false } => {
-                "the request body ended before it was complete".into()
-            }
-            Self::BodyUnreadable { timed_out: true } => {
-                "the request body did not arrive in time".into()
-            }
-            Self::Misconfigured(_) | Self::ScopeMissing => "the service is misconfigured".into(),
-            Self::KeyReused => "the idempotency key was used for another request before".into(),
-            Self::OutcomeUnknown => {
-                "the request may have been executed; its outcome is unknown".into()
-            }
-            Self::ResultNotKept => "the request was executed; its response was not kept".into(),
-            Self::ConflictingOutcomes => {
-                "the request was executed more than once, with different outcomes".into()
-            }
-        }
     }
 
     /// Returns the HTTP status, the gRPC status, the name of the case, and the text for people that names it.

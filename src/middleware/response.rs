@@ -199,7 +199,7 @@ impl RequestKind {
 /// Builds `application/problem+json` (RFC 9457) with a stable `code` member.
 fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
     let (status, _, code, title) = rejection.row();
-    let detail = Value::from(rejection.detail());
+    let detail = Value::from(rejection.to_string());
     let body = format!(
         r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{title}","status":{status},"detail":{detail},"code":"{code}"}}"#
     );
