@@ -27,7 +27,7 @@ use std::thread;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::Full;
 use pin_project::pin_project;
@@ -225,25 +225,24 @@ where
         }
         // First: once the lock is lost, the handler must not be polled again.
         self.check_lock()?;
-        let mut polled = self.poll_inner(context)?;
-        match &polled {
-            Poll::Pending => {
-                let lost = self.guard().and_then(|held| held.check_lost(context));
-                let expired = || self.is_not_started().then_some(LostReason::Expired);
-                if let Some(reason) = lost.or_else(expired) {
-                    return Poll::Ready(Err(Rejection::Lost(reason)));
-                }
+        let Poll::Ready(mut outcome) = self.poll_inner(context)? else {
+            let lost = self.guard().and_then(|held| held.check_lost(context));
+            let expired = || self.is_not_started().then_some(LostReason::Expired);
+            return match lost.or_else(expired) {
+                Some(reason) => Poll::Ready(Err(Rejection::Lost(reason))),
+                None => Poll::Pending,
+            };
+        };
+        if let Ok(response) = &mut outcome {
+            self.check_lock()?;
+            if let Some(name) = &self.config.expose_token
+                && let Some(held) = &self.held
+                && let Some(token) = held.handle.fencing_token()
+            {
+                response.headers_mut().insert(name, token.as_u64().into());
             }
-            Poll::Ready(Ok(_)) => self.check_lock()?,
-            Poll::Ready(Err(_)) => {}
         }
-        if let Poll::Ready(Ok(response)) = &mut polled
-            && let Some(name) = &self.config.expose_token
-            && let Some(token) = self.held.as_ref().and_then(|held| token_of(&held.handle))
-        {
-            response.headers_mut().insert(name, token);
-        }
-        polled.map(Ok)
+        Poll::Ready(Ok(outcome))
     }
 
     /// Returns the lock whose loss ends the request. No handler starts without its lock, also with `OnLost::Notify`.
@@ -309,9 +308,9 @@ where
             });
         }
         if let Some(name) = &config.forward_token
-            && let Some(token) = token_of(handle)
+            && let Some(token) = handle.fencing_token()
         {
-            parts.headers.insert(name, token);
+            parts.headers.insert(name, token.as_u64().into());
         }
     }
 
@@ -370,11 +369,6 @@ fn lock(
             }
         }
     }
-}
-
-fn token_of(handle: &LockHandle) -> Option<HeaderValue> {
-    let token = handle.fencing_token()?;
-    Some(token.as_u64().into())
 }
 
 /// Returns whether any frame of the body will be sent, which can wait for the release
