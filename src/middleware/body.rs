@@ -131,10 +131,8 @@ where
             let Some(mut body) = this.body.as_mut().as_pin_mut() else {
                 return Poll::Ready(None);
             };
-            let mut aborting = this
-                .held
-                .as_mut()
-                .filter(|held| held.on_lost == OnLost::Abort);
+            let held = this.held.as_mut();
+            let mut aborting = held.filter(|held| held.on_lost == OnLost::Abort);
             let mut lost = aborting.as_ref().and_then(|held| held.lost_reason());
             let mut polled = Poll::Pending;
             if lost.is_none() {
@@ -159,11 +157,8 @@ where
                     return Poll::Ready(Some(Err(error)));
                 }
                 Some(Ok(frame)) => {
-                    if let (Some(remaining), Some(data)) =
-                        (this.remaining.as_mut(), frame.data_ref())
-                    {
-                        *remaining = remaining.saturating_sub(data.len() as u64);
-                    }
+                    let sent = frame.data_ref().map_or(0, |data| data.len() as u64);
+                    *this.remaining = this.remaining.map(|left| left.saturating_sub(sent));
                     let is_at_end = body.is_end_stream() || *this.remaining == Some(0);
                     if !frame.is_trailers() && !is_at_end {
                         return Poll::Ready(Some(Ok(frame)));
@@ -188,10 +183,8 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        let Some(body) = &self.body else {
-            return SizeHint::with_exact(0);
-        };
-        let mut hint = body.size_hint();
+        let body = self.body.as_ref();
+        let mut hint = body.map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
         if let Some(data) = self.last.as_ref().and_then(Frame::data_ref) {
             let delayed = data.len() as u64;
             if let Some(upper) = hint.upper() {
