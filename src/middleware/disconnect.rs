@@ -81,16 +81,13 @@ where
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let spawn = request.extensions_mut().remove::<SpawnHandler>();
         let inner = self.inner.call(request);
-        let held = spawn.and_then(|spawn| {
-            let held = HeldLock::from_handle(spawn.lock, spawn.on_lost)?;
-            Some((held, spawn.is_not_started))
-        });
-        let state = match held {
-            Some((held, is_not_started)) => {
-                let running = run(inner, held, is_not_started);
-                State::Spawned(tokio::spawn(running.in_current_span()))
-            }
-            None => State::Inline(inner),
+        let state = if let Some(spawn) = spawn
+            && let Some(held) = HeldLock::from_handle(spawn.lock, spawn.on_lost)
+        {
+            let running = run(inner, held, spawn.is_not_started);
+            State::Spawned(tokio::spawn(running.in_current_span()))
+        } else {
+            State::Inline(inner)
         };
         RunToCompletionFuture { state }
     }
@@ -139,13 +136,10 @@ impl<F: Future<Output = T>, T> Future for RunToCompletionFuture<F, T> {
             StateProjection::Inline(inner) => inner.poll(context),
             StateProjection::Spawned(task) => match ready!(task.poll(context)) {
                 Ok(Some(output)) => Poll::Ready(output),
-                // The lock is lost; the layer outside answers.
-                Ok(None) => Poll::Pending,
-                Err(error) => match error.try_into_panic() {
-                    Ok(panic) => panic::resume_unwind(panic),
-                    // The runtime is shutting down and drops this future too.
-                    Err(_) => Poll::Pending,
-                },
+                Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
+                // The lock is lost, and the layer outside answers; or the runtime is shutting down and drops this future
+                // too.
+                Ok(None) | Err(_) => Poll::Pending,
             },
         }
     }
