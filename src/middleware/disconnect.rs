@@ -52,14 +52,10 @@ pub(super) struct SpawnHandler {
 /// locked request in a task of its own.
 #[derive(Debug, Clone)]
 pub struct RunToCompletionService<S> {
-    inner: S,
+    pub(super) inner: S,
 }
 
 impl<S> RunToCompletionService<S> {
-    pub(super) fn new(inner: S) -> Self {
-        Self { inner }
-    }
-
     inner_accessors!();
 }
 

@@ -65,11 +65,8 @@ impl RedlockLayer {
         Self {
             config: Arc::new(Config {
                 redlock,
-                options: LockOptions {
-                    // Never from the key of a request, which clients choose.
-                    label: Some(label),
-                    ..LockOptions::default()
-                },
+                // The label is never from the key of a request, which clients choose.
+                options: LockOptions::default().label(label),
                 options_of: None,
                 key: Arc::new(key),
                 methods: None,
@@ -273,12 +270,11 @@ impl<D> RedlockLayer<D> {
             on_disconnect: PhantomData,
         }
     }
-}
 
-impl<D> RedlockLayer<D> {
     fn around<S>(&self, inner: S) -> RedlockService<S> {
         telemetry::register(self.config.label());
-        RedlockService::new(inner, Arc::clone(&self.config))
+        let config = Arc::clone(&self.config);
+        RedlockService { inner, config }
     }
 }
 
@@ -294,7 +290,7 @@ impl<S> Layer<S> for RedlockLayer<RunToCompletion> {
     type Service = RedlockService<RunToCompletionService<S>>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        self.around(RunToCompletionService::new(inner))
+        self.around(RunToCompletionService { inner })
     }
 }
 

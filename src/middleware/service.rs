@@ -51,15 +51,11 @@ use crate::protocol::LockKeys;
 /// Created by [`RedlockLayer`](crate::RedlockLayer), which has an example.
 #[derive(Clone)]
 pub struct RedlockService<S> {
-    inner: S,
-    config: Arc<Config>,
+    pub(super) inner: S,
+    pub(super) config: Arc<Config>,
 }
 
 impl<S> RedlockService<S> {
-    pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
-        Self { inner, config }
-    }
-
     inner_accessors!();
 }
 
