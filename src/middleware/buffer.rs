@@ -9,7 +9,6 @@ use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::iter;
-use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -129,13 +128,10 @@ where
             future.inner = Some(self.inner.call(request));
         } else {
             // The upload may be slow: give up readiness, such as a permit, and ask for it again once the body is complete.
-            let clone = self.inner.clone();
-            drop(mem::replace(&mut self.inner, clone));
+            self.inner = self.inner.clone();
             future.reading = Some(Limited::new(body, *limit).collect());
-            future.waiting = Some((
-                self.clone(),
-                Request::from_parts(parts, BufferedRequestBody::default()),
-            ));
+            let request = Request::from_parts(parts, BufferedRequestBody::default());
+            future.waiting = Some((self.clone(), request));
         }
         future
     }
