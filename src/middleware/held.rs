@@ -221,10 +221,8 @@ impl HeldLock {
 pub(crate) async fn first_lost(held: &mut [HeldLock]) -> LostReason {
     poll_fn(|context| {
         let mut aborting = held.iter_mut().filter(|held| held.on_lost == OnLost::Abort);
-        match aborting.find_map(|held| held.check_lost(context)) {
-            Some(reason) => Poll::Ready(reason),
-            None => Poll::Pending,
-        }
+        let lost = aborting.find_map(|held| held.check_lost(context));
+        lost.map_or(Poll::Pending, Poll::Ready)
     })
     .await
 }
