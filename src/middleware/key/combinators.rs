@@ -84,6 +84,7 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     }
 }
 
+/// Never constant: other requests have no key, or that of an alternative.
 impl<E, F> KeyExtractor for When<E, F>
 where
     E: KeyExtractor,
@@ -99,11 +100,6 @@ where
 
     fn label(&self) -> Option<&'static str> {
         self.inner.label()
-    }
-
-    fn is_constant(&self) -> bool {
-        // Other requests have no key, or that of an alternative.
-        false
     }
 
     fn source(&self) -> Option<String> {

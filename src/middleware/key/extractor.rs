@@ -91,10 +91,12 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        Hashed(Map {
-            inner: self,
-            map: |key| hash(&key),
-        })
+        let hash: fn(LockKey) -> LockKey = |key| {
+            let digest = sha256(key.as_bytes());
+            let hex = digest.iter().map(|byte| format!("{byte:02x}"));
+            LockKey::from(hex.collect::<String>())
+        };
+        Hashed(self.map(hash))
     }
 
     /// Takes the key from `other` if `self` finds no resource. An error of `self` is returned.
@@ -172,12 +174,6 @@ pub(crate) fn present(keys: &LockKeys) -> bool {
 /// Returns the key with this text; `None` if it is empty, and names no resource.
 pub(crate) fn named(text: &str) -> Option<LockKeys> {
     (!text.is_empty()).then(|| LockKey::from(text.as_bytes()).into())
-}
-
-fn hash(key: &LockKey) -> LockKey {
-    let digest = sha256(key.as_bytes());
-    let hex = digest.iter().map(|byte| format!("{byte:02x}"));
-    LockKey::from(hex.collect::<String>())
 }
 
 /// Joins the sources of the parts of a key; `None` if no part has one.
