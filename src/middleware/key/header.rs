@@ -129,16 +129,12 @@ pub fn host() -> impl KeyExtractor + Clone {
             return Err(malformed("is sent more than once"));
         }
         let target = parts.uri.authority().map(name).transpose()?;
-        let header = match header {
-            // A request without a host has an empty header (RFC 9112, section 3.2).
-            Some(value) if value.is_empty() && target.is_none() => None,
-            Some(value) => {
-                let authority = Authority::try_from(value.as_bytes());
-                let authority = authority.map_err(|_| malformed("is not a host"))?;
-                Some(name(&authority)?)
-            }
-            None => None,
-        };
+        // A request without a host has an empty header (RFC 9112, section 3.2).
+        let header = header.filter(|value| !value.is_empty() || target.is_some());
+        let authority = header.map(|value| Authority::try_from(value.as_bytes()));
+        let authority = authority.transpose();
+        let authority = authority.map_err(|_| malformed("is not a host"))?;
+        let header = authority.as_ref().map(name).transpose()?;
         if let (Some((target, port)), Some((host, other))) = (&target, &header)
             && (target != host || (port.is_some() && other.is_some() && port != other))
         {
