@@ -129,9 +129,7 @@ pub fn json_pointer(pointer: &'static str) -> impl KeyExtractor + Clone {
     from_source(format!("JSON pointer `{pointer}`"), move |parts| {
         let body = buffered(parts, "key::json_pointer")?;
         let content_type = content_type(parts);
-        let subtype = content_type
-            .strip_prefix("application/")
-            .unwrap_or_default();
+        let subtype = content_type.strip_prefix("application/").unwrap_or("");
         if subtype != "json" && !subtype.ends_with("+json") {
             return Err(KeyError::malformed("the body is not application/json"));
         }
@@ -169,9 +167,7 @@ fn buffered<'a>(parts: &'a Parts, extractor: &str) -> Result<&'a BufferedBody, K
 /// Returns the content type without its parameters, in lower case.
 fn content_type(parts: &Parts) -> String {
     let value = parts.headers.get(CONTENT_TYPE);
-    let text = value
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default();
+    let text = value.map_or("", |value| value.to_str().unwrap_or_default());
     let essence = text.split(';').next().unwrap_or_default();
     essence.trim().to_ascii_lowercase()
 }
