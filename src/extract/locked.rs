@@ -131,7 +131,8 @@ where
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
         let resource = T::from_request_parts(parts, state).await;
         let resource = resource.map_err(LockedRejection::Inner)?;
-        RequestLocks::from_parts(parts, state).lock(resource).await
+        let locks = RequestLocks::from_parts(parts, Redlock::from_ref(state));
+        locks.lock(resource).await
     }
 }
 
@@ -151,7 +152,7 @@ where
         let Some(resource) = resource.map_err(LockedRejection::Inner)? else {
             return Ok(None);
         };
-        let locks = RequestLocks::from_parts(parts, state);
+        let locks = RequestLocks::from_parts(parts, Redlock::from_ref(state));
         locks.lock(resource).await.map(Some)
     }
 }
@@ -165,7 +166,7 @@ where
     type Rejection = LockedRejection<T::Rejection>;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Self::Rejection> {
-        let (request, locks) = RequestLocks::from_request(request, state);
+        let (request, locks) = RequestLocks::from_request(request, Redlock::from_ref(state));
         let resource = T::from_request(request, state).await;
         let resource = resource.map_err(LockedRejection::Inner)?;
         locks.lock(resource).await
@@ -181,7 +182,7 @@ where
     type Rejection = LockedRejection<T::Rejection>;
 
     async fn from_request(request: Request, state: &S) -> Result<Option<Self>, Self::Rejection> {
-        let (request, locks) = RequestLocks::from_request(request, state);
+        let (request, locks) = RequestLocks::from_request(request, Redlock::from_ref(state));
         let resource = T::from_request(request, state).await;
         let Some(resource) = resource.map_err(LockedRejection::Inner)? else {
             return Ok(None);
@@ -255,24 +256,18 @@ struct RequestLocks {
 }
 
 impl RequestLocks {
-    fn from_parts<S>(parts: &mut Parts, state: &S) -> Self
-    where
-        Redlock: FromRef<S>,
-    {
+    fn from_parts(parts: &mut Parts, redlock: Redlock) -> Self {
         Self {
-            redlock: Redlock::from_ref(state),
+            redlock,
             format: RefusalFormat::from_parts(parts),
             token: CallToken::from_extensions(&parts.extensions),
             handles: LockHandles::from_extensions(&mut parts.extensions),
         }
     }
 
-    fn from_request<S>(request: Request, state: &S) -> (Request, Self)
-    where
-        Redlock: FromRef<S>,
-    {
+    fn from_request(request: Request, redlock: Redlock) -> (Request, Self) {
         let (mut parts, body) = request.into_parts();
-        let locks = Self::from_parts(&mut parts, state);
+        let locks = Self::from_parts(&mut parts, redlock);
         (Request::from_parts(parts, body), locks)
     }
 
