@@ -59,7 +59,8 @@ impl<S: Send + Sync> FromRequestParts<S> for FencingToken {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
         let handle = <LockHandle as FromRequestParts<S>>::from_request_parts(parts, state).await?;
         let token = handle.fencing_token();
-        token.ok_or_else(|| LockHandleRejection::new(Some(NotLocked::Unfenced), parts))
+        let reason = "the lock has no fencing token, because it is that of a reader or `fencing` is off; extract Option<FencingToken>";
+        token.ok_or_else(|| LockHandleRejection::new(parts, reason))
     }
 }
 
@@ -89,13 +90,9 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandles {
 pub struct LockHandleRejection(Misplaced);
 
 impl LockHandleRejection {
+    /// Creates the rejection of a request that the layer served without a lock, or that has no layer.
     fn missing(parts: &Parts) -> Self {
-        Self::new(parts.extensions.get().copied(), parts)
-    }
-
-    /// Creates the rejection of a request that the layer served without a lock for this reason; `None` without a layer.
-    fn new(not_locked: Option<NotLocked>, parts: &Parts) -> Self {
-        let reason = match not_locked {
+        let reason = match parts.extensions.get() {
             None => "no RedlockLayer is around it; apply one with `route_layer`",
             Some(NotLocked::Method) => {
                 "the layer does not lock this method; extract Option<LockHandle>, or add the method to `methods`"
@@ -106,13 +103,14 @@ impl LockHandleRejection {
             Some(NotLocked::NoKey) => {
                 "the request names no resource; extract Option<LockHandle>, or leave `missing_key` at Reject"
             }
-            Some(NotLocked::Unfenced) => {
-                "the lock has no fencing token, because it is that of a reader or `fencing` is off; extract Option<FencingToken>"
-            }
             Some(NotLocked::Unavailable) => {
                 "`on_unavailable(Proceed)` served the request without a quorum; extract Option<LockHandle>"
             }
         };
+        Self::new(parts, reason)
+    }
+
+    fn new(parts: &Parts, reason: &str) -> Self {
         Self(Misplaced::new(parts, |route| match route {
             Some(route) => format!("the handler of `{route}` has no lock: {reason}"),
             None => format!("the handler has no lock: {reason}"),

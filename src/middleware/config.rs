@@ -96,9 +96,6 @@ pub(crate) enum NotLocked {
     Skipped,
     NoKey,
     Unavailable,
-    /// The lock has no token. Reported by an extractor, never by the layer.
-    #[cfg(feature = "axum")]
-    Unfenced,
 }
 
 impl Config {
