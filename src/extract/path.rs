@@ -2,7 +2,7 @@
 
 #[cfg(feature = "idempotency")]
 use axum::extract::NestedPath;
-use axum::extract::rejection::{PathRejection, RawPathParamsRejection};
+use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{FromRequestParts, MatchedPath, OriginalUri, Path, RawPathParams};
 use futures_util::FutureExt;
 use http::Request;
@@ -109,13 +109,9 @@ where
 {
     from_source("the path parameters", |parts| match path_params(parts) {
         Some(Ok(Path::<T>(resource))) => Ok(Some(resource.lock_keys())),
-        Some(Err(PathRejection::FailedToDeserializePathParams(failed)))
-            if failed.status().is_client_error() =>
-        {
-            Err(KeyError::malformed(
-                "the path parameters do not name a resource",
-            ))
-        }
+        Some(Err(error)) if error.status().is_client_error() => Err(KeyError::malformed(
+            "the path parameters do not name a resource",
+        )),
         Some(Err(error)) if parts.extensions.get::<MatchedPath>().is_some() => {
             Err(KeyError::misconfigured(error.body_text()))
         }
