@@ -186,13 +186,12 @@ fn body(inspection: &Inspection) -> Value {
             "error": failure.to_string(),
         }),
     });
-    let nodes: Vec<Value> = nodes.collect();
     let mut body = state(inspection.state());
     body["group"] = json!(&*inspection.group);
     body["fencing_token"] = json!(inspection.fencing_token().map(|token| token.as_u64()));
     body["recorded"] = json!(inspection.is_recorded());
     body["needed"] = json!(inspection.needed);
-    body["nodes"] = json!(nodes);
+    body["nodes"] = nodes.collect();
     if let Some(next) = &inspection.next {
         body["next"] = self::body(next);
     }
