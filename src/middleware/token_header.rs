@@ -1,6 +1,6 @@
 //! Removes headers of the client that the inner service could take for the token header.
 
-use http::header::{CONNECTION, Entry};
+use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Removes every header that could be taken for the one with this name, and the name from the connection
@@ -40,27 +40,23 @@ fn clear_options(headers: &mut HeaderMap, list: &HeaderName, is_ours: impl Fn(&[
         options.map(|option| option.trim_ascii().to_vec()).collect()
     };
     let is_named = |value: &HeaderValue| options(value).iter().any(|option| is_ours(option));
-    let Entry::Occupied(found) = headers.entry(list) else {
-        return;
-    };
-    if !found.iter().any(is_named) {
+    let values = headers.get_all(list);
+    if !values.iter().any(is_named) {
         return;
     }
-    let (_, values) = found.remove_entry_mult();
-    let kept: Vec<HeaderValue> = values
-        .filter_map(|value| {
-            if !is_named(&value) {
-                return Some(value);
-            }
-            let mut rest = options(&value);
-            rest.retain(|option| !option.is_empty() && !is_ours(option));
-            // Pieces of a header value are a header value.
-            HeaderValue::from_bytes(&rest.join(&b", "[..])).ok()
-        })
-        .filter(|value| !value.is_empty())
-        .collect();
+    let kept = values.iter().filter_map(|value| {
+        if !is_named(value) {
+            return Some(value.clone());
+        }
+        let mut rest = options(value);
+        rest.retain(|option| !option.is_empty() && !is_ours(option));
+        // Pieces of a header value are a header value.
+        HeaderValue::from_bytes(&rest.join(&b", "[..])).ok()
+    });
+    let kept: Vec<HeaderValue> = kept.filter(|value| !value.is_empty()).collect();
+    headers.remove(list);
     for value in kept {
-        headers.append(list.clone(), value);
+        headers.append(list, value);
     }
 }
 
