@@ -72,17 +72,15 @@ impl<T> Extension<T> {
 
 impl<T: Send + Sync + 'static> KeyExtractor for Extension<T> {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        let Some(extension) = parts.extensions.get::<T>() else {
+        match parts.extensions.get::<T>() {
+            Some(extension) => Ok((self.key)(extension)),
             // Authentication of routes does not see a request that matched none.
-            if self.is_optional || matched_no_route(parts) {
-                return Ok(None);
-            }
-            return Err(KeyError::misconfigured(format!(
+            None if self.is_optional || matched_no_route(parts) => Ok(None),
+            None => Err(KeyError::misconfigured(format!(
                 "the request has no extension `{}`; apply the layer that inserts it outside of the one that takes a key from it (with `.layer(..)` calls: after it), or use `key::extension(..).optional()` if requests may lack it",
                 type_name::<T>()
-            )));
-        };
-        Ok((self.key)(extension))
+            ))),
+        }
     }
 
     fn source(&self) -> Option<String> {
