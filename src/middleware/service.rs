@@ -168,13 +168,12 @@ where
         let mut this = self.project();
         if this.ended.is_none() {
             let ended = match catch_unwind(AssertUnwindSafe(|| this.serve(context))) {
-                Ok(served) => match ready!(served) {
-                    Ok(outcome) => Ok(outcome),
-                    Err(rejection) => {
-                        let refusal = this.refuse(rejection);
-                        return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
-                    }
-                },
+                Ok(Poll::Pending) => return Poll::Pending,
+                Ok(Poll::Ready(Ok(outcome))) => Ok(outcome),
+                Ok(Poll::Ready(Err(rejection))) => {
+                    let refusal = this.refuse(rejection);
+                    return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
+                }
                 Err(panic) => Err(panic),
             };
             *this.ended = Some(ended);
@@ -220,8 +219,10 @@ where
         self.check_lock()?;
         let Poll::Ready(mut outcome) = self.poll_inner(context)? else {
             let lost = self.guard().and_then(|held| held.check_lost(context));
-            let expired = || self.is_not_started().then_some(LostReason::Expired);
-            return match lost.or_else(expired) {
+            let flag = self.is_not_started.as_ref();
+            let is_not_started = flag.is_some_and(|flag| flag.load(Ordering::Relaxed));
+            let expired = is_not_started.then_some(LostReason::Expired);
+            return match lost.or(expired) {
                 Some(reason) => Poll::Ready(Err(Rejection::Lost(reason))),
                 None => Poll::Pending,
             };
@@ -248,11 +249,6 @@ where
     fn check_lock(&mut self) -> Result<(), Rejection> {
         let lost = self.guard().and_then(|held| held.lost_reason());
         lost.map_or(Ok(()), |reason| Err(Rejection::Lost(reason)))
-    }
-
-    fn is_not_started(&self) -> bool {
-        let is_not_started = self.is_not_started.as_ref();
-        is_not_started.is_some_and(|is_not_started| is_not_started.load(Ordering::Relaxed))
     }
 
     /// Polls the inner service, which it calls first when that is ready.
