@@ -26,7 +26,6 @@ use std::task::{Context, Poll, ready};
 use std::thread;
 
 use bytes::Bytes;
-use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::Full;
@@ -264,19 +263,17 @@ where
                 // It may have blocked the thread.
                 self.check_lock()?;
             }
-            let (mut service, request) = take(self.waiting);
-            let (mut parts, body) = request.into_parts();
-            self.prepare(&mut parts);
-            let inner = service.call(Request::from_parts(parts, body));
-            self.inner.set(Some(inner));
+            let (mut service, mut request) = take(self.waiting);
+            self.prepare(&mut request);
+            self.inner.set(Some(service.call(request)));
         }
         let inner = self.inner.as_mut().as_pin_mut();
         inner.expect(POLLED_AGAIN).poll(context).map(Ok)
     }
 
     /// Prepares the head of the request for the inner service, with the lock if there is one.
-    fn prepare(&self, parts: &mut Parts) {
-        let extensions = &mut parts.extensions;
+    fn prepare(&self, request: &mut Request<ReqBody>) {
+        let extensions = request.extensions_mut();
         if let Some(tracker) = &self.tracker {
             tracker.pass_on(extensions);
         }
@@ -299,7 +296,7 @@ where
         if let Some(name) = &config.forward_token
             && let Some(token) = handle.fencing_token()
         {
-            parts.headers.insert(name, token.as_u64().into());
+            request.headers_mut().insert(name, token.as_u64().into());
         }
     }
 
