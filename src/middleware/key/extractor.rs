@@ -397,12 +397,11 @@ fn push(composites: &mut Vec<Vec<LockKey>>, part: Option<LockKeys>) -> Result<bo
             .iter_mut()
             .for_each(|composite| composite.push(only.clone()));
     } else {
-        let extended = |composite: &Vec<LockKey>| {
-            let composite = composite.clone();
+        let extended = composites.iter().flat_map(|composite| {
             part.iter()
                 .map(move |part| [composite.as_slice(), std::slice::from_ref(part)].concat())
-        };
-        *composites = composites.iter().flat_map(extended).collect();
+        });
+        *composites = extended.collect();
     }
     Ok(true)
 }
