@@ -21,11 +21,9 @@ pub struct BufferedBody(pub Bytes);
 impl BufferedBody {
     /// Returns the body of a request. That of another request, whose extensions this one has, does not count.
     pub(crate) fn of(parts: &Parts) -> Option<&Self> {
+        let body = parts.extensions.get()?;
         let of = parts.extensions.get::<BufferedFor>();
-        parts
-            .extensions
-            .get()
-            .filter(|_| of.is_none_or(|of| of.is(parts)))
+        of.is_none_or(|of| of.is(parts)).then_some(body)
     }
 }
 
