@@ -8,12 +8,8 @@ mod rejection;
 
 pub use admin::{admin_router, health_router};
 pub use handle::LockHandleRejection;
-#[cfg(feature = "idempotency")]
-pub(crate) use handle::extension_extractor;
 pub use locked::{LockRefused, LockResource, Locked, LockedRejection};
-#[cfg(feature = "idempotency")]
-pub(crate) use path::nested_at;
 pub use path::{matched_path, path, typed_path};
 pub use rejection::ExtractorRejectionLayer;
 #[cfg(feature = "idempotency")]
-pub(crate) use rejection::Misplaced;
+pub(crate) use {handle::extension_extractor, path::nested_at, rejection::Misplaced};

@@ -54,8 +54,6 @@ pub use buffer::{BufferBodyFuture, BufferBodyLayer, BufferBodyService};
 pub use buffered::{BufferedBody, BufferedRequestBody};
 #[cfg(any(feature = "axum", feature = "idempotency"))]
 pub(crate) use calls::CallToken;
-#[cfg(feature = "axum")]
-pub(crate) use config::NotLocked;
 pub use config::{OnLost, OnMissingKey, OnUnavailable, ReleaseAt, Unprotected};
 pub use disconnect::{
     CancelOnDisconnect, RunToCompletion, RunToCompletionFuture, RunToCompletionService,
@@ -78,4 +76,4 @@ pub(crate) use {
     routed::matched_no_route,
 };
 #[cfg(feature = "axum")]
-pub(crate) use {response::LoggedMistakes, routed::route_of};
+pub(crate) use {config::NotLocked, response::LoggedMistakes, routed::route_of};
