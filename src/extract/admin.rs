@@ -26,6 +26,7 @@ use crate::protocol::message::KeyState;
 /// let app: Router = Router::new().nest("/readyz", health_router(redlock));
 /// ```
 pub fn health_router<S: Clone + Send + Sync + 'static>(redlock: Redlock) -> Router<S> {
+    let health = async |State(redlock): State<Redlock>| redlock.health().await;
     Router::new().route("/", get(health)).with_state(redlock)
 }
 
@@ -129,10 +130,6 @@ fn node(health: &NodeHealth, group: Option<&str>) -> Value {
 pub fn admin_router<S: Clone + Send + Sync + 'static>(redlock: Redlock) -> Router<S> {
     let locks = Router::new().route("/locks/{key}", get(inspect).delete(revoke));
     health_router(redlock.clone()).merge(locks.with_state(redlock))
-}
-
-async fn health(State(redlock): State<Redlock>) -> Health {
-    redlock.health().await
 }
 
 async fn inspect(State(redlock): State<Redlock>, Path(key): Path<String>) -> Response {
