@@ -25,7 +25,6 @@ pub(crate) fn matched_no_route(parts: &Parts) -> bool {
 #[cfg(feature = "axum")]
 fn is_in_nested_service(parts: &Parts) -> bool {
     use axum::Router;
-    use axum::body::Body;
     use axum::extract::{MatchedPath, Request};
     use axum::routing::any;
     use http::StatusCode;
@@ -36,7 +35,7 @@ fn is_in_nested_service(parts: &Parts) -> bool {
         _ => StatusCode::OK,
     };
     let mut router: Router = Router::new().route("/", any(report));
-    let mut probe = Request::new(Body::empty());
+    let mut probe: Request = Request::default();
     *probe.extensions_mut() = parts.extensions.clone();
     let response = Service::call(&mut router, probe).now_or_never();
     // The handler never waits. If it ever does, the request must not pass without its lock.
