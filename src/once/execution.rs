@@ -37,20 +37,15 @@ impl Execution {
         let (lease, token) = (Arc::clone(self.0.lease()), next.0.fencing_token());
         // Owned by this future from here on, so that both are released if it is dropped.
         let joined = Self(self.0.join(vec![next.0]));
-        let raised = match token {
-            Some(token) if lease.token() < Some(token) => lease.raise(token).await,
-            _ => Ok(()),
-        };
-        match raised {
-            Ok(()) => {
-                joined.0.set_delivered();
-                Ok(joined)
-            }
-            Err(error) => {
-                joined.release(Effect::NotBegun).await;
-                Err(error)
-            }
+        if let Some(token) = token
+            && lease.token() < Some(token)
+            && let Err(error) = lease.raise(token).await
+        {
+            joined.release(Effect::NotBegun).await;
+            return Err(error);
         }
+        joined.0.set_delivered();
+        Ok(joined)
     }
 
     /// Begins the execution. From then on, something may have been executed.
