@@ -27,7 +27,6 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
@@ -106,8 +105,7 @@ impl ExecutionTask {
             outer_calls.count_call();
         }
         let began = Instant::now();
-        let config = &self.responder.config;
-        let limit = config.max_response_body as u64;
+        let limit = self.responder.config.max_response_body as u64;
         let answering = async {
             let response = inner.call(request).await?;
             if self.calls.handler_state() != HandlerState::MaybeCalled {
@@ -121,12 +119,7 @@ impl ExecutionTask {
             let read = body.collect().await.map(BufferedRequestBody::collected);
             Ok(Answered::Read(head, read.map_err(Into::into)))
         };
-        let answered = until_stopped(
-            &mut self.held,
-            self.execution.handle(),
-            (began, config.options.max_hold),
-            answering,
-        );
+        let answered = until_stopped(&mut self.held, self.execution.handle(), began, answering);
         let answered = answered.await;
         // Relaxed: a layer that sends the request again has the answer, which orders this.
         self.is_answered.store(true, Ordering::Relaxed);
@@ -240,9 +233,7 @@ impl ExecutionTask {
             }
             Ok(())
         };
-        let max_hold = self.responder.config.options.max_hold;
-        let handle = self.execution.handle();
-        let read = until_stopped(&mut self.held, handle, (began, max_hold), reading);
+        let read = until_stopped(&mut self.held, self.execution.handle(), began, reading);
         let read: Result<(), BoxError> = match read.await {
             Ok(read) => read,
             Err(reason) => return log_stopped(reason),
@@ -381,13 +372,13 @@ impl Responder {
 async fn until_stopped<T>(
     held: &mut [HeldLock],
     execution: ExecutionHandle,
-    (began, max_hold): (Instant, Option<Duration>),
+    began: Instant,
     running: impl Future<Output = T>,
 ) -> Result<T, LostReason> {
     tokio::select! {
         biased;
         reason = first_lost(held) => Err(reason),
-        () = execution.reached_max_hold(began, max_hold) => Err(LostReason::MaxHold),
+        () = execution.reached_max_hold(began) => Err(LostReason::MaxHold),
         ended = running => Ok(ended),
     }
 }

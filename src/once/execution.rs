@@ -215,14 +215,14 @@ impl ExecutionHandle {
         self.0.lost()
     }
 
-    /// Waits until the execution reaches `max_hold`; for ever if that is `None`.
+    /// Waits until the execution reaches its `max_hold`; for ever if it has none.
     ///
     /// The lease reports the bound, unless it ended earlier, for example because the nodes could not be reached.
-    pub(crate) async fn reached_max_hold(&self, began: Instant, max_hold: Option<Duration>) {
+    pub(crate) async fn reached_max_hold(&self, began: Instant) {
         if self.lost().await == LostReason::MaxHold {
             return;
         }
-        match max_hold {
+        match self.0.lease().spec.lease.max_hold {
             Some(max_hold) => sleep_until(after(began, max_hold)).await,
             None => std::future::pending().await,
         }

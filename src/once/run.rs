@@ -123,7 +123,7 @@ impl ExecuteOnce {
         let handle = execution.handle();
         let result = tokio::select! {
             biased;
-            () = handle.reached_max_hold(Instant::now(), self.options.max_hold) => {
+            () = handle.reached_max_hold(Instant::now()) => {
                 let reason = LostReason::MaxHold;
                 tracing::error!(
                     %reason,
