@@ -16,9 +16,10 @@ use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
 use crate::lock::{Cluster, Group, LockError, ReadReceiver};
-use crate::node::{Job, NodeFailure, NodeState, Packet, VoteReceiver, sha256, unguessable};
-use crate::protocol::message::{Command, Op, Reply, transit};
-use crate::protocol::{LockKey, OwnerToken, Record};
+use crate::node::{Job, NodeFailure, NodeState, VoteReceiver, sha256};
+use crate::once::inspect::request;
+use crate::protocol::message::{Op, Reply, transit};
+use crate::protocol::{LockKey, Record};
 
 /// The largest body of a record. Larger ones keep nodes from answering other locks within the node timeout.
 pub(super) const MAX_BODY: usize = 1024 * 1024;
@@ -88,12 +89,7 @@ fn join(group: &Arc<Group>, key: &LockKey, head: &Record) -> ReadReceiver {
 async fn read(cluster: &Cluster, (key, head): &(LockKey, Record)) -> Result<Record, LockError> {
     let settings = &cluster.settings;
     let names = settings.namespace.names_with_record(key, None, sha256)?;
-    let command = Command {
-        names: [names].into(),
-        owner: OwnerToken::from_random(unguessable()),
-        op: Op::Fetch,
-    };
-    let packet = Packet::new(command, false, None);
+    let packet = request(&[names].into(), Op::Fetch, false);
     let mut votes = VoteReceiver::new(&cluster.names);
     let mut failures = Vec::new();
     let mut nodes = order(cluster, head).into_iter().peekable();
