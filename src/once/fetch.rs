@@ -46,14 +46,11 @@ pub(super) async fn fetch(
     for _ in 0..FETCHES {
         let mut reading = join(group, key, head);
         let ended = cluster.home.report(reading.wait_for(Option::is_some));
-        match ended.await {
-            Some(Ok(outcome)) => {
-                if let Some(outcome) = &*outcome {
-                    return outcome.clone();
-                }
-            }
-            Some(Err(_)) => {}
-            None => return Err(unread(cluster.all_not_run())),
+        let Some(ended) = ended.await else {
+            return Err(unread(cluster.all_not_run()));
+        };
+        if let Some(outcome) = ended.ok().and_then(|outcome| outcome.clone()) {
+            return outcome;
         }
     }
     Err(unread(cluster.all_ended()))
