@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::header::RETRY_AFTER;
 use http::request::Parts;
-use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, response};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, response};
 
 use crate::idempotency::codec::Codec;
 use crate::idempotency::fingerprint;
@@ -142,11 +142,6 @@ impl Config {
 }
 
 impl ActiveExecutions {
-    /// Returns the executions of a request.
-    pub(super) fn from_extensions(extensions: &Extensions) -> Self {
-        extensions.get::<Self>().cloned().unwrap_or_default()
-    }
-
     /// Adds an execution of a layer, and returns the flag to set once it is answered.
     pub(super) fn push(&mut self, execution: ExecutionHandle, layer: &Config) -> Arc<AtomicBool> {
         let is_answered = Arc::<AtomicBool>::default();

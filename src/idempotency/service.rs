@@ -111,9 +111,8 @@ where
                 return Err(error);
             }
             let handle = execution.handle();
-            let mut active = ActiveExecutions::from_extensions(&parts.extensions);
+            let active: &mut ActiveExecutions = parts.extensions.get_or_insert_default();
             let is_answered = active.push(handle.clone(), &responder.config);
-            parts.extensions.insert(active);
             parts.extensions.insert(handle);
             parts.extensions.insert(key);
             // Before the token is put in, which would count as copied.
