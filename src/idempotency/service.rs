@@ -69,10 +69,8 @@ where
             Ok(None) => {
                 let body = IdempotencyRequestBody::untouched(body);
                 let inner = self.inner.call(Request::from_parts(parts, body));
-                return ResponseFuture {
-                    serving: None,
-                    passing: Some(inner),
-                };
+                let state = State::Passing(inner);
+                return ResponseFuture { state };
             }
             Err(rejection) => {
                 let refusal = self.config.refusals.refuse_request(rejection, &parts);
@@ -150,20 +148,23 @@ opaque_debug! { IdempotencyService<S> [inner = inner] where S: Debug }
 /// own, so the bounds of a box are required already.
 #[pin_project]
 pub struct ResponseFuture<F, B, E> {
-    serving: Option<Pin<Box<dyn Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send>>>,
-    /// That of the inner service, if the request passes through.
     #[pin]
-    passing: Option<F>,
+    state: State<F, B, E>,
+}
+
+#[pin_project(project = StateProjected)]
+enum State<F, B, E> {
+    Serving(Pin<Box<dyn Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send>>),
+    /// The future of the inner service, if the request passes through.
+    Passing(#[pin] F),
 }
 
 impl<F, B, E> ResponseFuture<F, B, E> {
     fn serving(
         serving: impl Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send + 'static,
     ) -> Self {
-        Self {
-            serving: Some(Box::pin(serving)),
-            passing: None,
-        }
+        let state = State::Serving(Box::pin(serving));
+        Self { state }
     }
 }
 
@@ -174,14 +175,12 @@ where
     type Output = Result<Response<IdempotencyBody<B>>, E>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        match (this.serving, this.passing.as_pin_mut()) {
-            (Some(serving), _) => serving.as_mut().poll(context),
-            (None, Some(inner)) => {
+        match self.project().state.project() {
+            StateProjected::Serving(serving) => serving.as_mut().poll(context),
+            StateProjected::Passing(inner) => {
                 let response = inner.poll(context);
                 response.map_ok(|response| response.map(IdempotencyBody::streaming))
             }
-            (None, None) => Poll::Pending,
         }
     }
 }
