@@ -40,7 +40,7 @@ pub(super) fn resource_paths(parts: &Parts) -> Vec<String> {
     let targets = targets(parts).into_iter().map(|target| {
         let path = target.split('?').next().unwrap_or_default();
         let decoded: Vec<u8> = percent_decode_str(path).collect();
-        percent_encode(&decoded, RESERVED).to_string()
+        percent_encode(&decoded, RESERVED_IN_PATHS).to_string()
     });
     targets.collect()
 }
@@ -58,11 +58,7 @@ fn normalized(text: &str) -> String {
             encoded.and_then(|(digits, rest)| Some((u8::from_str_radix(digits, 16).ok()?, rest)));
         match byte {
             Some((byte, rest)) => {
-                if is_unreserved(byte) {
-                    normalized.push(char::from(byte));
-                } else {
-                    normalized.push_str(&format!("%{byte:02X}"));
-                }
+                normalized.extend(percent_encode(&[byte], RESERVED));
                 normalized.push_str(rest);
             }
             // Not a percent-encoding.
@@ -75,18 +71,15 @@ fn normalized(text: &str) -> String {
     normalized
 }
 
-/// Returns whether an octet is unreserved: encoded or not, it means the same (RFC 3986, section 2.3).
-fn is_unreserved(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
-}
-
-/// All but the characters of [`is_unreserved`], and the slash.
+/// All but the unreserved characters, which mean the same whether they are encoded or not (RFC 3986, section 2.3).
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
-    .remove(b'~')
-    .remove(b'/');
+    .remove(b'~');
+
+/// The same without the slash.
+const RESERVED_IN_PATHS: &AsciiSet = &RESERVED.remove(b'/');
 
 /// Returns what a request is sent to: its path, the target that the first router saw if that is another, and the
 /// prefix that nested routers have taken off the path.
@@ -104,7 +97,8 @@ fn targets(parts: &Parts) -> Vec<String> {
         // Most requests are what the client sent. That keeps their keys short.
         let original = original.filter(|original| parts.uri.path_and_query() != Some(original));
         let nested = crate::extract::nested_at(parts).into_iter();
-        let nested = nested.map(|text| percent_encode(text.as_bytes(), RESERVED).to_string());
+        let nested =
+            nested.map(|text| percent_encode(text.as_bytes(), RESERVED_IN_PATHS).to_string());
         iter::once(original.map_or_else(String::new, ToString::to_string)).chain(nested)
     };
     #[cfg(not(feature = "axum"))]
