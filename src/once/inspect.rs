@@ -230,13 +230,10 @@ async fn inspect(group: &Group, key: &LockKey) -> Inspection {
     let cluster = &*group.cluster;
     let names = names(cluster, key);
     let is_of_invalid_key = names.is_err();
-    let seen: Vec<_> = match names {
-        Ok(names) => {
-            let seen = see(cluster, &names).await.into_iter();
-            seen.map(|seen| seen.map(|(seen, _)| seen)).collect()
-        }
+    let seen = match names {
+        Ok(names) => see(cluster, &names).await,
         Err(error) => {
-            let why: Arc<str> = error.to_string().into();
+            let why = error.to_string();
             let names = cluster.names.iter();
             names.map(|node| Err(refused(node, &why))).collect()
         }
@@ -244,7 +241,7 @@ async fn inspect(group: &Group, key: &LockKey) -> Inspection {
     let nodes = cluster.names.iter().zip(seen);
     let nodes = nodes.map(|(node, seen)| NodeInspection {
         node: Arc::clone(node),
-        outcome: seen.map(|seen| InspectedKey {
+        outcome: seen.map(|(seen, _)| InspectedKey {
             state: seen.state,
             fencing_token: seen.fence.and_then(|fence| fence.try_into().ok()),
             is_recorded: seen.is_recorded,
@@ -300,8 +297,8 @@ async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
                 confirmed.push(Arc::clone(node));
                 held += usize::from(was_held);
             }
-            Ok(Reply::TooLate) => failures.push(refused(node, &TOO_LATE.into())),
-            Ok(_) => failures.push(refused(node, &UNEXPECTED.into())),
+            Ok(Reply::TooLate) => failures.push(refused(node, TOO_LATE)),
+            Ok(_) => failures.push(refused(node, UNEXPECTED)),
             Err(failure) => failures.push(failure),
         }
     }
@@ -335,7 +332,7 @@ async fn see(
         let Asked { outcome, latency } = asked.ok_or_else(unanswered)?;
         match outcome? {
             Reply::Seen(seen) => Ok((*seen, latency)),
-            _ => Err(refused(&cluster.names[number], &UNEXPECTED.into())),
+            _ => Err(refused(&cluster.names[number], UNEXPECTED)),
         }
     };
     asked.map(seen).collect()
@@ -358,10 +355,10 @@ pub(super) fn request(names: &Arc<[KeyNames]>, op: Op, publishes: bool) -> Arc<P
     Packet::new(command, publishes, None)
 }
 
-fn refused(node: &Arc<str>, why: &Arc<str>) -> NodeFailure {
+fn refused(node: &Arc<str>, why: &str) -> NodeFailure {
     NodeFailure::Refused {
         node: Arc::clone(node),
-        why: Arc::clone(why),
+        why: why.into(),
     }
 }
 
