@@ -286,13 +286,9 @@ async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
     let (mut confirmed, mut held, mut failures) = (Vec::new(), 0, Vec::new());
     for (number, (seen, freed)) in seen.into_iter().zip(freed).enumerate() {
         let node = &cluster.names[number];
-        let outcome = match (seen, freed) {
-            (Err(failure), _) => Err(failure),
-            (Ok(_), Some(asked)) => asked.outcome,
-            // The key was free there, so it was not asked.
-            (Ok(_), None) => Ok(Reply::Revoked { was_held: false }),
-        };
-        match outcome {
+        // If the key was free there, it was not asked.
+        let free = Ok(Reply::Revoked { was_held: false });
+        match seen.and_then(|_| freed.map_or(free, |freed| freed.outcome)) {
             Ok(Reply::Revoked { was_held }) => {
                 confirmed.push(Arc::clone(node));
                 held += usize::from(was_held);
