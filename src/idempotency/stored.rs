@@ -31,18 +31,15 @@ pub(super) fn record(
 ) -> Record {
     let mut content = Vec::new();
     content.put_u64(token.map_or(0, FencingToken::as_u64));
-    let response = response.and_then(|(head, body)| {
+    let kept = response.and_then(|(head, body)| {
         let fields = fields(head, body.trailers.as_ref(), codec.keep_cookies)?;
-        Some((head.status, fields, &body.bytes))
+        Some((head.status.as_u16(), fields, &*body.bytes))
     });
-    match response {
-        Some((status, fields, body)) => {
-            content.put_u16(status.as_u16());
-            content.extend_from_slice(&fields);
-            content.extend_from_slice(body);
-        }
-        None => content.put_u16(0),
-    }
+    // A status of zero and nothing behind it, if it is not kept.
+    let (status, fields, body) = kept.unwrap_or_default();
+    content.put_u16(status);
+    content.extend_from_slice(&fields);
+    content.extend_from_slice(body);
     let bytes = codec.write(bound_to(resource, &execution, &fingerprint), content);
     Record::new(execution, fingerprint, sha256(&bytes), &bytes)
 }
@@ -58,13 +55,12 @@ pub(super) fn replay<B>(
     let rest = Bytes::from_owner(record.shared()).slice(Record::HEAD..);
     let mut content = codec.read(bound_to(resource, &execution, &fingerprint), rest)?;
     let _token = content.try_get_u64().map_err(|_| MALFORMED)?;
-    match content.try_get_u16().map_err(|_| MALFORMED)? {
-        0 => Ok(None),
-        status => {
-            let response = response(status, content).ok_or(MALFORMED)?;
-            Ok(Some(response.map(IdempotencyBody::whole)))
-        }
+    let status = content.try_get_u16().map_err(|_| MALFORMED)?;
+    if status == 0 {
+        return Ok(None);
     }
+    let response = response(status, content).ok_or(MALFORMED)?;
+    Ok(Some(response.map(IdempotencyBody::whole)))
 }
 
 /// Returns what is kept of headers and trailers; `None` if they are too large.
