@@ -9,7 +9,7 @@ use http::request::Parts;
 
 use crate::middleware::KeyExtractor;
 use crate::middleware::key::header;
-use crate::protocol::{KeyError, LockKey};
+use crate::protocol::KeyError;
 
 /// The idempotency key of a request, as the client sent it.
 ///
@@ -39,11 +39,10 @@ impl IdempotencyKey {
                 "has a comma, which also joins two headers; quote the value if the key contains it",
             ));
         }
+        // Also refuses one that is sent more than once, or is not UTF-8.
         let keys = header(name).extract(parts)?;
-        let keys = keys.ok_or_else(|| malformed("is empty"))?;
-        let key = keys.as_slice().first().map(LockKey::as_bytes);
-        let text = key.and_then(|key| std::str::from_utf8(key).ok());
-        let text = text.unwrap_or_default();
+        keys.ok_or_else(|| malformed("is empty"))?;
+        let text = std::str::from_utf8(bytes).unwrap_or_default();
         let key = match text.strip_prefix('"') {
             Some(rest) => unquote(rest).ok_or_else(|| malformed("is an unfinished string"))?,
             None => text.to_owned(),
