@@ -27,15 +27,14 @@ mod result;
 mod run;
 
 pub use error::OnceError;
-#[cfg(feature = "idempotency")]
-pub(crate) use error::{Denied, report_conflict};
 pub use execution::ExecutionHandle;
-#[cfg(feature = "idempotency")]
-pub(crate) use execution::{Execution, run_to_end};
 pub use inspect::{InspectedKey, Inspection, NodeInspection, Revoked};
-#[cfg(feature = "idempotency")]
-pub(crate) use request::DAY;
 pub use request::ExecuteOnce;
 pub use run::Outcome;
 #[cfg(feature = "idempotency")]
-pub(crate) use run::{bound_body, bound_retention};
+pub(crate) use {
+    error::{Denied, report_conflict},
+    execution::{Execution, run_to_end},
+    request::DAY,
+    run::{bound_body, bound_retention},
+};
