@@ -179,16 +179,12 @@ impl ExecuteOnce {
     where
         T: DeserializeOwned,
     {
-        match self.read(record).await {
-            Ok(whole) => {
-                let result = whole.and_then(|whole| decode(&whole));
-                result.map(Outcome::Replayed).ok_or(OnceError::NotKept)
-            }
-            Err(error) => {
-                tracing::debug!(%error, "the recorded result of an execution could not be read");
-                Err(OnceError::Undecided)
-            }
-        }
+        let whole = self.read(record).await.map_err(|error| {
+            tracing::debug!(%error, "the recorded result of an execution could not be read");
+            OnceError::Undecided
+        })?;
+        let result = whole.and_then(|whole| decode(&whole));
+        result.map(Outcome::Replayed).ok_or(OnceError::NotKept)
     }
 }
 
