@@ -20,13 +20,9 @@ use crate::protocol::{FencingToken, LockKey, Record};
 /// Dropping it before [`begin`](Self::begin) releases the key. Dropping it after that leaves the key locked until its
 /// ttl, because something may have been executed.
 #[derive(Debug)]
-pub(crate) struct Execution(LockGuard);
+pub(crate) struct Execution(pub(super) LockGuard);
 
 impl Execution {
-    pub(super) fn new(guard: LockGuard) -> Self {
-        Self(guard)
-    }
-
     /// Joins the execution of a key that moves with that in its next group. Both get the same fencing token.
     ///
     /// # Errors

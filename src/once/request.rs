@@ -383,7 +383,7 @@ impl ExecuteOnce {
             ));
         }
         let task = LockTask::new(spec, None, permit, wait, span.enabled())?;
-        Ok(Execution::new(task.acquire().await?))
+        Ok(Execution(task.acquire().await?))
     }
 
     pub(super) fn effective_ttl(&self) -> Duration {
