@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::lock::{LockError, LostReason};
 use crate::once::error::{Denied, OnceError, report_conflict};
-use crate::once::execution::{Execution, ExecutionHandle, run_to_end};
+use crate::once::execution::{ExecutionHandle, run_to_end};
 use crate::once::fetch::MAX_BODY;
 use crate::once::request::{DAY, ExecuteOnce};
 use crate::once::result::{decode, encode};
@@ -100,53 +100,42 @@ impl ExecuteOnce {
             Ok(execution) => execution,
             Err(denied) => return self.denied(denied, asked).await,
         };
+        let executing = async move {
+            if let Err(denied) = execution.begin().await {
+                execution.release(Effect::NotBegun).await;
+                return self.denied(denied, asked).await;
+            }
+            let handle = execution.handle();
+            let result = tokio::select! {
+                biased;
+                () = handle.reached_max_hold(Instant::now()) => {
+                    let reason = LostReason::MaxHold;
+                    tracing::error!(
+                        %reason,
+                        "an execution was stopped at max_hold; its key stays locked until its ttl"
+                    );
+                    return Err(OnceError::Unknown);
+                }
+                result = work(execution.handle()) => result,
+            };
+            let result = match result {
+                Ok(result) => result,
+                Err(error) => {
+                    execution.release(Effect::WithoutEffect).await;
+                    return Err(OnceError::Work(error));
+                }
+            };
+            let record = encode(&result, self.fingerprint, self.max_result);
+            match self.conclude(execution, &record).await {
+                Ok(()) => Ok(Outcome::Executed(result)),
+                Err(Some(Decided::Recorded(other))) => self.replay(&other).await,
+                Err(Some(_)) => Err(OnceError::Conflicting),
+                Err(None) => Err(OnceError::Unrecorded(result)),
+            }
+        };
         // Without an outcome, the work was stopped midway.
-        let ended = run_to_end(self.execute(execution, asked, work)).await;
+        let ended = run_to_end(executing).await;
         ended.unwrap_or(Err(OnceError::Unknown))
-    }
-
-    async fn execute<T, E, F, W>(
-        self,
-        execution: Execution,
-        asked: Instant,
-        work: F,
-    ) -> Result<Outcome<T>, OnceError<E, T>>
-    where
-        F: FnOnce(ExecutionHandle) -> W,
-        W: Future<Output = Result<T, E>>,
-        T: Serialize + DeserializeOwned,
-    {
-        if let Err(denied) = execution.begin().await {
-            execution.release(Effect::NotBegun).await;
-            return self.denied(denied, asked).await;
-        }
-        let handle = execution.handle();
-        let result = tokio::select! {
-            biased;
-            () = handle.reached_max_hold(Instant::now()) => {
-                let reason = LostReason::MaxHold;
-                tracing::error!(
-                    %reason,
-                    "an execution was stopped at max_hold; its key stays locked until its ttl"
-                );
-                return Err(OnceError::Unknown);
-            }
-            result = work(execution.handle()) => result,
-        };
-        let result = match result {
-            Ok(result) => result,
-            Err(error) => {
-                execution.release(Effect::WithoutEffect).await;
-                return Err(OnceError::Work(error));
-            }
-        };
-        let record = encode(&result, self.fingerprint, self.max_result);
-        match self.conclude(execution, &record).await {
-            Ok(()) => Ok(Outcome::Executed(result)),
-            Err(Some(Decided::Recorded(other))) => self.replay(&other).await,
-            Err(Some(_)) => Err(OnceError::Conflicting),
-            Err(None) => Err(OnceError::Unrecorded(result)),
-        }
     }
 
     /// Returns the outcome of a call that must not execute.
