@@ -283,7 +283,7 @@ impl ExecutionTask {
         match once.conclude(execution, &record).await {
             Ok(()) => Ok(true),
             Err(Some(Decided::Recorded(other))) => Err(responder.replay(&other).await),
-            Err(Some(_)) => Err(responder.refuse(Rejection::ConflictingOutcomes)),
+            Err(Some(decided)) => Err(responder.denied(decided.into()).await),
             Err(None) => match config.on_unrecorded {
                 OnUnrecorded::Answer => Ok(false),
                 OnUnrecorded::Fail => Err(responder.refuse(Rejection::OutcomeUnknown)),

@@ -23,7 +23,7 @@ use crate::lock::{
     Wait, WaiterCap, option_setters,
 };
 use crate::node::{after, sha256, telemetry};
-use crate::once::error::{Denied, report_conflict};
+use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::{fetch, is_undamaged};
 use crate::once::inspect::{names, request};
@@ -235,10 +235,7 @@ impl ExecuteOnce {
                 Err(Some(Decided::Recorded(other)))
             }
             // The outcome of another request is not for this caller.
-            Some(_) => {
-                report_conflict();
-                Err(Some(Decided::Conflicting))
-            }
+            Some(_) => Err(Some(Decided::Conflicting)),
             None => {
                 telemetry::unrecorded();
                 tracing::warn!(

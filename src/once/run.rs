@@ -128,8 +128,7 @@ impl ExecuteOnce {
             let record = encode(&result, self.fingerprint, self.max_result);
             match self.conclude(execution, &record).await {
                 Ok(()) => Ok(Outcome::Executed(result)),
-                Err(Some(Decided::Recorded(other))) => self.replay(&other).await,
-                Err(Some(_)) => Err(OnceError::Conflicting),
+                Err(Some(decided)) => self.denied(decided.into(), asked).await,
                 Err(None) => Err(OnceError::Unrecorded(result)),
             }
         };
