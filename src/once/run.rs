@@ -15,7 +15,6 @@ use crate::once::execution::{ExecutionHandle, run_to_end};
 use crate::once::fetch::MAX_BODY;
 use crate::once::request::{DAY, ExecuteOnce};
 use crate::once::result::{decode, encode};
-use crate::protocol::Record;
 use crate::protocol::lease::{Decided, Effect};
 
 /// Result of [`ExecuteOnce::run`].
@@ -152,7 +151,14 @@ impl ExecuteOnce {
                 let (ttl, elapsed) = (self.effective_ttl(), asked.elapsed());
                 OnceError::Lock(LockError::Expired { ttl, elapsed })
             }
-            Denied::Decided(Decided::Recorded(record)) => return self.replay(&record).await,
+            Denied::Decided(Decided::Recorded(record)) => {
+                let whole = self.read(&record).await.map_err(|error| {
+                    tracing::debug!(%error, "the recorded result of an execution could not be read");
+                    OnceError::Undecided
+                })?;
+                let result = whole.and_then(|whole| decode(&whole));
+                return result.map(Outcome::Replayed).ok_or(OnceError::NotKept);
+            }
             Denied::Decided(Decided::OtherRequest) => OnceError::OtherRequest,
             Denied::Decided(Decided::Undecided) => OnceError::Undecided,
             Denied::Decided(Decided::Unknown) => OnceError::Unknown,
@@ -161,18 +167,6 @@ impl ExecuteOnce {
                 OnceError::Conflicting
             }
         })
-    }
-
-    async fn replay<T, E>(&self, record: &Record) -> Result<Outcome<T>, OnceError<E, T>>
-    where
-        T: DeserializeOwned,
-    {
-        let whole = self.read(record).await.map_err(|error| {
-            tracing::debug!(%error, "the recorded result of an execution could not be read");
-            OnceError::Undecided
-        })?;
-        let result = whole.and_then(|whole| decode(&whole));
-        result.map(Outcome::Replayed).ok_or(OnceError::NotKept)
     }
 }
 
