@@ -174,17 +174,13 @@ impl ExecuteOnce {
                 Box::pin(self.acquire_in_both(groups, &keys, &span)).await
             }
         };
-        let (message, name, token) = match &outcome {
-            Ok(execution) => {
-                let token = execution.handle().fencing_token();
-                ("lock acquired", "granted", token)
-            }
+        match &outcome {
+            Ok(execution) => span.finish("lock acquired", "granted", execution.0.fencing_token()),
             Err(denied @ Denied::Decided(Decided::Recorded(_))) => {
-                ("outcome replayed", denied.outcome(), None)
+                span.finish("outcome replayed", denied.outcome(), None);
             }
-            Err(denied) => ("lock refused", denied.outcome(), None),
-        };
-        span.finish(message, name, token);
+            Err(denied) => span.finish("lock refused", denied.outcome(), None),
+        }
         outcome
     }
 
@@ -256,7 +252,7 @@ impl ExecuteOnce {
         let join = |spec: &mut LockSpec| spec.join(None);
         let first = self.acquire_in(present, join, keys, span).await;
         let token = match &first {
-            Ok(first) => first.handle().fencing_token(),
+            Ok(first) => first.0.fencing_token(),
             Err(Denied::Decided(Decided::Recorded(_))) => None,
             Err(_) => return first,
         };
