@@ -164,8 +164,7 @@ impl ExecuteOnce {
     pub(crate) async fn acquire(&self) -> Result<Execution, Denied> {
         let layout = &self.core.layout;
         let keys = LockKeys::from(self.key.clone());
-        let group = layout.only_group(&keys);
-        let group = group.unwrap_or_else(|| layout.group_of(&self.key));
+        let group = layout.group_of(&self.key);
         let span = LockSpan::new(self.options.label, &group.cluster, &keys);
         let outcome = match layout.next_group_of(&self.key) {
             None => self.acquire_in(group, |_| (), &keys, &span).await,
