@@ -91,13 +91,11 @@ impl ExecutionTask {
         S::Error: 'static,
     {
         let outer_calls = self.responder.outer_calls.as_deref();
-        let mut begun = self.execution.begin().await;
+        let begun = self.execution.begin().await;
         // After `begin`, which may ask all nodes once more.
         let expired = self.held.iter().find_map(HeldLock::lost_reason);
-        if let (Ok(()), Some(reason)) = (&begun, expired) {
-            begun = Err(Denied::Lost(reason));
-        }
-        if let Err(denied) = begun {
+        let expired = expired.map_or(Ok(()), |reason| Err(Denied::Lost(reason)));
+        if let Err(denied) = begun.and(expired) {
             self.execution.release(Effect::NotBegun).await;
             return Ok(self.responder.denied(denied).await);
         }
@@ -130,12 +128,10 @@ impl ExecutionTask {
             }
             (state, _) => state,
         };
-        if let Some(outer_calls) = outer_calls {
-            match state {
-                HandlerState::NotCalled => outer_calls.take_back(),
-                HandlerState::MaybeCalled => {}
-                HandlerState::Stopped => outer_calls.mark_stopped(),
-            }
+        match (state, outer_calls) {
+            (HandlerState::NotCalled, Some(outer_calls)) => outer_calls.take_back(),
+            (HandlerState::Stopped, Some(outer_calls)) => outer_calls.mark_stopped(),
+            (HandlerState::MaybeCalled, _) | (_, None) => {}
         }
         let answer = match answered {
             Ok(Ok(Answered::Read(head, body))) => return Ok(self.finish(head, body).await),
@@ -271,9 +267,8 @@ impl ExecutionTask {
         let Responder { config, once, .. } = &responder;
         if !is_recorded || !config.is_recorded_with(trailers) {
             // An earlier call may have had an effect.
-            match calls.is_stopped() {
-                true => drop(execution),
-                false => execution.release(Effect::WithoutEffect).await,
+            if !calls.is_stopped() {
+                execution.release(Effect::WithoutEffect).await;
             }
             return Ok(true);
         }
