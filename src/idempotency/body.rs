@@ -107,13 +107,11 @@ where
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = self.project();
-        match this.untouched.as_pin_mut() {
-            Some(body) => body.poll_frame(context),
-            None => {
-                let frame = Pin::new(this.read).poll_frame(context);
-                frame.map_err(|never| match never {})
-            }
+        if let Some(body) = this.untouched.as_pin_mut() {
+            return body.poll_frame(context);
         }
+        let frame = Pin::new(this.read).poll_frame(context);
+        frame.map_err(|never| match never {})
     }
 
     fn is_end_stream(&self) -> bool {
