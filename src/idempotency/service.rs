@@ -75,7 +75,8 @@ where
             Err(rejection) => {
                 let refusal = self.config.refusals.refuse_request(rejection, &parts);
                 let refusal = refusal.map(IdempotencyBody::refusal);
-                return ResponseFuture::serving(ready(Ok(refusal)));
+                let state = State::Serving(Box::pin(ready(Ok(refusal))));
+                return ResponseFuture { state };
             }
         };
         // Reading the body and asking the nodes may take long: give up readiness, such as a permit, and ask for it again
@@ -134,7 +135,8 @@ where
                 None => pending().await,
             }
         };
-        ResponseFuture::serving(serving)
+        let state = State::Serving(Box::pin(serving));
+        ResponseFuture { state }
     }
 }
 
@@ -157,15 +159,6 @@ enum State<F, B, E> {
     Serving(Pin<Box<dyn Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send>>),
     /// The future of the inner service, if the request passes through.
     Passing(#[pin] F),
-}
-
-impl<F, B, E> ResponseFuture<F, B, E> {
-    fn serving(
-        serving: impl Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send + 'static,
-    ) -> Self {
-        let state = State::Serving(Box::pin(serving));
-        Self { state }
-    }
 }
 
 impl<F, B, E> Future for ResponseFuture<F, B, E>
