@@ -171,10 +171,9 @@ fn aad([execution, fingerprint, resource]: BoundTo<'_>, flags: u8, key: [u8; 4])
 #[cfg(feature = "encryption")]
 impl fmt::Debug for RecordKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ids: Vec<u32> = self.ciphers.keys().copied().collect();
         f.debug_struct("RecordKeys")
             .field("writing", &self.writing)
-            .field("ids", &ids)
+            .field("ids", &self.ciphers.keys())
             .finish_non_exhaustive()
     }
 }
