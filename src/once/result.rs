@@ -35,10 +35,9 @@ pub(super) fn decode<T: DeserializeOwned>(record: &Record) -> Option<T> {
     let json = record.rest().strip_prefix(&[JSON])?;
     let result = serde_json::from_slice(json).inspect_err(|error| {
         // Without the error's message, which quotes the result.
-        let (expected, column) = (type_name::<T>(), error.column());
         tracing::error!(
-            expected,
-            column,
+            expected = type_name::<T>(),
+            column = error.column(),
             "a recorded result is not JSON of the expected type"
         );
     });

@@ -108,9 +108,8 @@ impl ExecuteOnce {
             let result = tokio::select! {
                 biased;
                 () = handle.reached_max_hold(Instant::now()) => {
-                    let reason = LostReason::MaxHold;
                     tracing::error!(
-                        %reason,
+                        reason = %LostReason::MaxHold,
                         "an execution was stopped at max_hold; its key stays locked until its ttl"
                     );
                     return Err(OnceError::Unknown);
