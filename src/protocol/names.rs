@@ -223,19 +223,16 @@ impl Namespace {
         digest: impl Fn(&[u8]) -> [u8; 32],
     ) -> Result<KeyNames, KeyError> {
         let bytes = key.as_bytes();
-        if self.0.is_empty() {
-            return bare_names(bytes);
-        }
-        let hashed;
-        let shown = if bytes.len() > MAX_CLEAR_KEY {
-            hashed = hex(&digest(bytes));
-            hashed.as_bytes()
+        let braced = |shown: &[u8]| joined(&[self.0.as_bytes(), b":{", shown, b"}"]);
+        let lock = if self.0.is_empty() {
+            bare_name(bytes)?
+        } else if bytes.len() > MAX_CLEAR_KEY {
+            braced(hex(&digest(bytes)).as_bytes())
         } else {
-            bytes
+            braced(bytes)
         };
-        let lock = joined(&[self.0.as_bytes(), b":{", shown, b"}"]);
         Ok(KeyNames {
-            fence: joined(&[&lock, b":fence"]),
+            fence: self.beside(&lock, "fence"),
             lock,
             record: None,
             shared: None,
@@ -251,7 +248,7 @@ impl Default for Namespace {
 }
 
 /// The lock has the name that another Redlock client would use, so a long key cannot be hashed.
-fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
+fn bare_name(key: &[u8]) -> Result<Arc<[u8]>, KeyError> {
     if key.len() > MAX_CLEAR_KEY {
         return Err(KeyError::TooLong {
             len: key.len(),
@@ -266,13 +263,7 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
     if BESIDE.into_iter().any(is_ours) || key == BARE_GENERATION.as_bytes() {
         return Err(KeyError::Reserved);
     }
-    Ok(KeyNames {
-        lock: key.into(),
-        fence: joined(&[b"redlock:fence:{", key, b"}"]),
-        record: None,
-        shared: None,
-        slots: None,
-    })
+    Ok(key.into())
 }
 
 /// Joins the parts of a name.
