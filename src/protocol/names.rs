@@ -144,31 +144,25 @@ impl Namespace {
         digest: impl Fn(&[u8]) -> [u8; 32],
     ) -> Result<KeyNames, KeyError> {
         LockKeys::from(key.clone()).check()?;
-        let names = self.name(key, digest)?;
-        let record = RecordNames {
+        let mut names = self.name(key, digest)?;
+        names.record = Some(RecordNames {
             done: self.beside(&names.lock, "done"),
             intent: intents.map(|retention| IntentName {
                 name: self.beside(&names.lock, "intent"),
                 retention,
             }),
-        };
-        Ok(KeyNames {
-            record: Some(record),
-            ..names
-        })
+        });
+        Ok(names)
     }
 
     /// Returns the names with those that readers need.
     #[must_use]
-    pub fn with_shared(&self, names: KeyNames) -> KeyNames {
-        let shared = SharedNames {
+    pub fn with_shared(&self, mut names: KeyNames) -> KeyNames {
+        names.shared = Some(SharedNames {
             readers: self.beside(&names.lock, "readers"),
             writer: self.beside(&names.lock, "writer"),
-        };
-        KeyNames {
-            shared: Some(shared),
-            ..names
-        }
+        });
+        names
     }
 
     /// Returns the names of each of `count` slots of a set of keys, in the set's order.
@@ -189,19 +183,15 @@ impl Namespace {
         for key in keys.as_slice() {
             // Not the name of a lock, which has a channel of its own.
             let channel = self.beside(&self.name(key, &digest)?.lock, "slots");
-            let names: Result<Vec<_>, _> = (0..count)
-                .map(|slot| self.name(&(key, "slot", slot).into(), &digest))
-                .collect();
-            let names = names?;
+            let name = |slot: usize| self.name(&(key, "slot", slot).into(), &digest);
+            let names = (0..count).map(name).collect::<Result<Vec<_>, _>>()?;
             let all = Arc::new(SlotNames {
                 locks: names.iter().map(|name| Arc::clone(&name.lock)).collect(),
                 channel,
             });
-            for (slot, name) in slots.iter_mut().zip(names) {
-                slot.push(KeyNames {
-                    slots: Some(Arc::clone(&all)),
-                    ..name
-                });
+            for (slot, mut name) in slots.iter_mut().zip(names) {
+                name.slots = Some(Arc::clone(&all));
+                slot.push(name);
             }
         }
         Ok(slots.into_iter().map(Arc::from).collect())
