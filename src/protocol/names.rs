@@ -271,18 +271,13 @@ fn joined(parts: &[&[u8]]) -> Arc<[u8]> {
 }
 
 pub(super) fn hex(bytes: &[u8]) -> String {
-    let mut hex = vec![b'0'; 2 * bytes.len()];
-    write_hex(bytes, &mut hex);
-    // Hexadecimal digits are valid UTF-8.
-    String::from_utf8(hex).unwrap_or_default()
-}
-
-/// Writes two digits for each byte.
-pub(super) fn write_hex(bytes: &[u8], hex: &mut [u8]) {
     let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
+    let mut hex = vec![b'0'; 2 * bytes.len()];
     for (pair, byte) in hex.as_chunks_mut().0.iter_mut().zip(bytes) {
         *pair = [digit(byte >> 4), digit(byte & 15)];
     }
+    // Hexadecimal digits are valid UTF-8.
+    String::from_utf8(hex).unwrap_or_default()
 }
 
 #[cfg(test)]
