@@ -161,16 +161,13 @@ impl Fingerprint {
     /// Reads the digits of a reply.
     #[must_use]
     pub fn from_hex(digits: &[u8]) -> Option<Self> {
-        let mut bytes = [0; 16];
-        // The standard library also reads a sign.
-        if digits.len() != 2 * bytes.len() || !digits.iter().all(u8::is_ascii_hexdigit) {
+        // The standard library also reads a sign, and fewer digits.
+        if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
             return None;
         }
-        for (byte, digits) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            let digits = std::str::from_utf8(digits).ok()?;
-            *byte = u8::from_str_radix(digits, 16).ok()?;
-        }
-        Some(Self(bytes))
+        let digits = std::str::from_utf8(digits).ok()?;
+        let number = u128::from_str_radix(digits, 16).ok()?;
+        Some(Self(number.to_be_bytes()))
     }
 }
 
