@@ -56,6 +56,12 @@ impl Record {
         &self.0
     }
 
+    /// Returns the value that the nodes store, without a copy.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn shared(&self) -> Arc<[u8]> {
+        Arc::clone(&self.0)
+    }
+
     /// Returns the id of the execution.
     #[must_use]
     pub fn execution(&self) -> ExecutionId {
@@ -120,27 +126,10 @@ impl ExecutionId {
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
-}
 
-#[cfg(feature = "idempotency")]
-impl ExecutionId {
+    #[cfg(feature = "idempotency")]
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
-    }
-}
-
-#[cfg(feature = "idempotency")]
-impl Fingerprint {
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-#[cfg(feature = "idempotency")]
-impl Record {
-    /// Returns the value that the nodes store, without a copy.
-    pub(crate) fn shared(&self) -> Arc<[u8]> {
-        Arc::clone(&self.0)
     }
 }
 
@@ -151,6 +140,11 @@ impl Fingerprint {
         let mut first = [0; 16];
         first.copy_from_slice(&digest[..16]);
         Self(first)
+    }
+
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
     }
 
     /// Returns it as nodes store it beside an owner: 32 lower-case hexadecimal digits.
