@@ -269,20 +269,15 @@ impl LockKeys {
 
     /// Checks the rules that do not depend on a namespace.
     pub(crate) fn check(&self) -> Result<(), KeyError> {
-        let keys = self.as_slice();
-        if keys.is_empty() {
-            return Err(KeyError::None);
-        }
-        if keys.len() > Self::MAX {
-            return Err(KeyError::TooMany {
+        match self.as_slice() {
+            [] => Err(KeyError::None),
+            keys if keys.len() > Self::MAX => Err(KeyError::TooMany {
                 count: keys.len(),
                 max: Self::MAX,
-            });
+            }),
+            keys if keys.iter().any(LockKey::is_empty) => Err(KeyError::Empty),
+            _ => Ok(()),
         }
-        if keys.iter().any(LockKey::is_empty) {
-            return Err(KeyError::Empty);
-        }
-        Ok(())
     }
 }
 
@@ -390,10 +385,8 @@ pub(super) const BESIDE: [&str; 6] = ["fence", "done", "intent", "readers", "wri
 /// have them, and not an id, an address or other data of users.
 fn kind_len(part: &[u8]) -> Option<NonZeroU8> {
     let is_word = |byte: &u8| byte.is_ascii_alphabetic() || b"-_.".contains(byte);
-    let len = u8::try_from(part.len()).ok()?;
-    (len <= LONGEST_KIND && part.iter().all(is_word))
-        .then(|| NonZeroU8::new(len))
-        .flatten()
+    let len = NonZeroU8::new(u8::try_from(part.len()).ok()?)?;
+    (len.get() <= LONGEST_KIND && part.iter().all(is_word)).then_some(len)
 }
 
 fn push_part(encoded: &mut Vec<u8>, part: &[u8]) {
