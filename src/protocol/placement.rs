@@ -71,15 +71,12 @@ impl Placement {
     /// Returns the number of the group that a key belongs to, in the order of the names; zero if there is none.
     #[must_use]
     pub fn group_of(&self, key: &LockKey) -> usize {
-        let [first, others @ ..] = &*self.hashes else {
-            return 0;
-        };
-        if others.is_empty() {
+        if self.hashes.len() < 2 {
             return 0;
         }
         let key = fnv(placed_as(key.as_bytes()));
-        let (mut group, mut highest) = (0, finalize(key ^ first));
-        for (number, name) in (1..).zip(others) {
+        let (mut group, mut highest) = (0, 0);
+        for (number, name) in self.hashes.iter().enumerate() {
             let weight = finalize(key ^ name);
             if weight > highest || (weight == highest && self.names[number] < self.names[group]) {
                 (group, highest) = (number, weight);
