@@ -34,11 +34,8 @@ impl Retry {
     /// `hint` is the remaining lifetime of the lock according to the nodes; `random` must be uniform.
     #[must_use]
     pub fn delay(&self, attempt: u32, hint: Option<Duration>, random: u64) -> Duration {
-        let ceiling = self
-            .base
-            .saturating_mul(1_u32.checked_shl(attempt.min(16)).unwrap_or(u32::MAX))
-            .min(self.max);
-        self.poll_delay(ceiling, hint, random)
+        let grown = self.base.saturating_mul(1 << attempt.min(16));
+        self.poll_delay(grown.min(self.max), hint, random)
     }
 
     /// Returns the delay before the next attempt of a subscribed waiter: uniform from zero to `bound`.
