@@ -55,13 +55,11 @@ impl Trace {
     pub fn replay(&self) -> Vec<Vec<LeaseOutput>> {
         let patience = |node: usize| self.patience[node];
         let mut lease = Lease::new(self.spec.clone(), self.quorum, self.began, patience);
-        let inputs = self.inputs.iter().map(|(now, input)| {
-            let before = outputs(&mut lease);
+        let mut replayed = vec![outputs(&mut lease)];
+        for (now, input) in &self.inputs {
             lease.handle(input.clone(), *now);
-            before
-        });
-        let mut replayed: Vec<_> = inputs.collect();
-        replayed.push(outputs(&mut lease));
+            replayed.push(outputs(&mut lease));
+        }
         replayed
     }
 }
