@@ -232,13 +232,11 @@ impl AcquireRound {
 
     /// Ends a repair: a record that cannot be read cannot be written either.
     pub fn on_unreadable(&mut self) -> AcquireStep {
-        match &mut self.records {
-            Some(records) => {
-                records.repairers = Some(NodeSet::default());
-                records.decide(AcquireStep::Wait, self.granted, self.unanswered)
-            }
-            None => AcquireStep::Wait,
-        }
+        let Some(records) = &mut self.records else {
+            return AcquireStep::Wait;
+        };
+        records.repairers = Some(NodeSet::default());
+        records.decide(AcquireStep::Wait, self.granted, self.unanswered)
     }
 
     /// Returns the targets of the `RECORD` of a repair that have not answered it.
@@ -517,17 +515,12 @@ impl Records {
             let without = self.copies.without();
             if self.repairers.is_none() {
                 // Only these take it from this owner.
-                let recorded = NodeSet::all(self.quorum).without(without);
-                let granted = granted.without(recorded);
-                let completes = copies + granted.len() >= majority;
-                self.repairers = Some(if completes {
-                    granted
-                } else {
-                    NodeSet::default()
-                });
-                if completes {
+                let granted = granted.intersection(without);
+                if copies + granted.len() >= majority {
+                    self.repairers = Some(granted);
                     return AcquireStep::Repair(best);
                 }
+                self.repairers = Some(NodeSet::default());
             }
             if copies + without.len() < majority {
                 Decided::Conflicting
