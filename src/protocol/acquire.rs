@@ -249,7 +249,8 @@ impl AcquireRound {
     /// Returns the record with the most copies, if there is one, and the nodes that are not known to have any.
     #[must_use]
     pub fn record(&self) -> Option<(&Record, NodeSet)> {
-        self.records.as_ref()?.leading()
+        let copies = &self.records.as_ref()?.copies;
+        Some((copies.leading(Record::execution)?, copies.without()))
     }
 
     /// Returns whether some node has a record.
@@ -288,21 +289,16 @@ impl AcquireRound {
     /// Returns the nodes with a relevant outstanding answer.
     #[must_use]
     pub fn silent(&self) -> NodeSet {
-        if let Some(records) = &self.records {
-            if let Some(repairers) = records.repairers {
-                return repairers;
-            }
-            if records.leading().is_some() {
-                return self.unanswered;
-            }
+        let repairers = self.records.as_ref().and_then(|records| records.repairers);
+        if let Some(repairers) = repairers {
+            return repairers;
         }
-        match self.step {
-            0 => self.unanswered,
-            // The round does not wait for the others.
-            _ => self
-                .unconfirmed
-                .intersection(self.granted.union(self.unanswered)),
+        if self.step == 0 || self.is_recorded() {
+            return self.unanswered;
         }
+        // The round does not wait for the others.
+        let asked = self.granted.union(self.unanswered);
+        self.unconfirmed.intersection(asked)
     }
 
     /// Returns the nodes that have not answered the `ACQUIRE`.
@@ -467,14 +463,6 @@ impl Records {
             held_for_other_request: NodeSet::default(),
             intended: NodeSet::default(),
         }
-    }
-
-    /// Returns the record with the most copies, if there is one, and the nodes that are not known to have any.
-    fn leading(&self) -> Option<(&Record, NodeSet)> {
-        Some((
-            self.copies.leading(Record::execution)?,
-            self.copies.without(),
-        ))
     }
 
     /// Looks for a record in the reply of a node.
