@@ -133,7 +133,7 @@ impl Store {
             if holders().any(|lock| lock.holder == Holder::Readers) {
                 return Reply::HeldShared { expires_in };
             }
-            let fingerprint = last.fingerprint();
+            let fingerprint = last.owner().and_then(OwnerToken::fingerprint);
             return Reply::Held {
                 expires_in,
                 fingerprint,

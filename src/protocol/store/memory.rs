@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::protocol::admission::Generation;
 use crate::protocol::message::HolderMark;
 use crate::protocol::names::KeyNames;
-use crate::protocol::record::{Fingerprint, Record};
+use crate::protocol::record::Record;
 use crate::protocol::token::OwnerToken;
 
 /// The memory of one node. Every call takes the time, measured from any fixed instant.
@@ -59,9 +59,10 @@ pub(super) struct Readers {
 }
 
 impl Lock {
-    pub(super) fn fingerprint(&self) -> Option<Fingerprint> {
+    /// Returns its owner, if one holds it alone.
+    pub(super) fn owner(&self) -> Option<&OwnerToken> {
         match &self.holder {
-            Holder::One(owner) => owner.fingerprint(),
+            Holder::One(owner) => Some(owner),
             Holder::Readers => None,
         }
     }
@@ -74,7 +75,7 @@ impl Lock {
     }
 
     pub(super) fn is_of(&self, owner: &OwnerToken) -> bool {
-        matches!(&self.holder, Holder::One(holder) if holder == owner)
+        self.owner() == Some(owner)
     }
 }
 
@@ -117,10 +118,7 @@ impl Store {
     /// Returns the owner of a lock at `now`, if one holds it alone.
     #[must_use]
     pub fn holder(&self, name: &KeyNames, now: Duration) -> Option<&OwnerToken> {
-        match &self.lock(name, now)?.holder {
-            Holder::One(owner) => Some(owner),
-            Holder::Readers => None,
-        }
+        self.lock(name, now)?.owner()
     }
 
     pub(super) fn lock(&self, name: &KeyNames, now: Duration) -> Option<&Lock> {
