@@ -10,7 +10,7 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::memory::{Fence, Holder, Kept, Lock, Mark, remove_if};
+use self::memory::{Fence, Holder, Kept, Lock, Mark, unmark};
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, HolderMark, Op, Reply, Seen};
 use crate::protocol::names::{IntentName, KeyNames, RecordNames, SlotNames};
@@ -231,7 +231,7 @@ impl Store {
                 held += usize::from(lock.remove().expires > now);
             }
             if let Some(intent) = intent_of(name).filter(|_| !executed) {
-                remove_if(&mut self.intents, &intent.name, |mark| mark.owner == *owner);
+                unmark(&mut self.intents, &intent.name, owner);
             }
         }
         held

@@ -148,12 +148,9 @@ impl Store {
     }
 }
 
-pub(super) fn remove_if<T>(
-    entries: &mut BTreeMap<Arc<[u8]>, T>,
-    name: &Arc<[u8]>,
-    condition: impl FnOnce(&T) -> bool,
-) {
-    if entries.get(name).is_some_and(condition) {
-        entries.remove(name);
+/// Removes a mark if it is of this owner.
+pub(super) fn unmark(marks: &mut BTreeMap<Arc<[u8]>, Mark>, name: &[u8], owner: &OwnerToken) {
+    if marks.get(name).is_some_and(|mark| mark.owner == *owner) {
+        marks.remove(name);
     }
 }

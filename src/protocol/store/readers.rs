@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::protocol::message::{KeyState, Reply, SharedOp};
 use crate::protocol::names::{KeyNames, SharedNames};
-use crate::protocol::store::memory::{Holder, Lock, Mark, Store, remove_if};
+use crate::protocol::store::memory::{Holder, Lock, Mark, Store, unmark};
 use crate::protocol::token::OwnerToken;
 
 /// How much longer than its lock a node knows the readers. A release that finds its reader no more must not free a
@@ -127,9 +127,7 @@ impl Store {
 
     fn withdraw(&mut self, names: &[KeyNames], owner: &OwnerToken) -> Reply {
         for (_, shared) in with_shared(names) {
-            remove_if(&mut self.writers, &shared.writer, |mark| {
-                mark.owner == *owner
-            });
+            unmark(&mut self.writers, &shared.writer, owner);
         }
         Reply::Released
     }
