@@ -308,16 +308,12 @@ impl Store {
         }
         let mut was_held = false;
         for name in names {
-            if self
-                .lock(name, now)
-                .is_none_or(|lock| lock.mark() != *holder)
-            {
-                continue;
-            }
-            was_held = true;
-            self.locks.remove(&name.lock);
-            if let Some(shared) = &name.shared {
-                self.readers.remove(&shared.readers);
+            if self.lock(name, now).map(Lock::mark).as_ref() == Some(holder) {
+                was_held = true;
+                self.locks.remove(&name.lock);
+                if let Some(shared) = &name.shared {
+                    self.readers.remove(&shared.readers);
+                }
             }
         }
         Reply::Revoked { was_held }
