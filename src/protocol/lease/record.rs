@@ -102,25 +102,21 @@ impl Lease {
 
     /// Goes on with a replay of whose attempt every node has answered or is overdue.
     fn end_replay(&mut self, now: Duration) {
-        let LifeStage::Recording(recording) = &mut self.stage else {
-            return;
-        };
-        let FinishStep::Replaying(round) = &recording.step else {
-            return;
-        };
-        if !round.unanswered().is_empty() {
-            return;
-        }
-        self.may_hold = self.may_hold.without(round.refused());
-        let record = round.record();
-        let record = record.map(|(record, without)| (record.clone(), without));
-        match record {
-            Some((record, without)) if record.is_whole() => self.top_up(record, without, now),
-            Some((record, without)) if !without.is_empty() => {
-                recording.step = FinishStep::ReadingReplay(without);
-                self.unread = Some(record);
+        if let LifeStage::Recording(recording) = &mut self.stage
+            && let FinishStep::Replaying(round) = &recording.step
+            && round.unanswered().is_empty()
+        {
+            self.may_hold = self.may_hold.without(round.refused());
+            let record = round.record();
+            let record = record.map(|(record, without)| (record.clone(), without));
+            match record {
+                Some((record, without)) if record.is_whole() => self.top_up(record, without, now),
+                Some((record, without)) if !without.is_empty() => {
+                    recording.step = FinishStep::ReadingReplay(without);
+                    self.unread = Some(record);
+                }
+                _ => self.release(false, None, now),
             }
-            _ => self.release(false, None, now),
         }
     }
 
@@ -332,8 +328,7 @@ impl Lease {
             LifeStage::Recording(recording) => match (&recording.step, record) {
                 (FinishStep::ReadingLeader, Some(record)) => self.write(record, true, now),
                 (FinishStep::ReadingLeader, None) => self.give_repair_away(),
-                (FinishStep::ReadingReplay(without), Some(record)) => {
-                    let without = *without;
+                (&FinishStep::ReadingReplay(without), Some(record)) => {
                     self.top_up(record, without, now);
                 }
                 (FinishStep::ReadingReplay(_), None) => self.release(false, None, now),
