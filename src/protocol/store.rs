@@ -25,12 +25,10 @@ impl Store {
     /// process. This is one step, so that the stamp comes from the node itself: if a client read the clock
     /// before a separate write, a node that is wiped in between would look old at once.
     pub fn admit(&mut self, random: &OwnerToken, run_id: &str, now: Duration) -> Generation {
-        let ours = self
-            .generation
-            .take()
-            .filter(|known| known.is_of_process(run_id));
-        let generation = ours.unwrap_or_else(|| Generation::new(random, now, run_id));
-        self.generation.insert(generation).clone()
+        let generation = &mut self.generation;
+        generation.take_if(|known| !known.is_of_process(run_id));
+        let begin = || Generation::new(random, now, run_id);
+        generation.get_or_insert_with(begin).clone()
     }
 
     /// Executes one request of a client that knows `generation`, atomically. Only locking depends on the
