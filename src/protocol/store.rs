@@ -15,8 +15,7 @@ use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, HolderMark, Op, Reply, Seen};
 use crate::protocol::names::{IntentName, KeyNames, RecordNames, SlotNames};
 use crate::protocol::record::Record;
-use crate::protocol::token::FencingToken;
-use crate::protocol::token::OwnerToken;
+use crate::protocol::token::{FencingToken, OwnerToken};
 
 pub use self::memory::Store;
 

@@ -36,8 +36,7 @@ use std::time::Duration;
 
 use crate::protocol::acquire::AcquireStep;
 use crate::protocol::lease::io::{ACQUIRE, Event};
-use crate::protocol::lease::life::{Finish, FinishStep};
-use crate::protocol::lease::life::{Lease, LifeStage, Pending, TICK};
+use crate::protocol::lease::life::{Finish, FinishStep, Lease, LifeStage, Pending, TICK};
 use crate::protocol::message::{Answer, Op, Reply};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
