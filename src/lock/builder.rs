@@ -98,18 +98,13 @@ macro_rules! setters {
 
 settings!(setters);
 
-node_setters!(RedlockBuilder);
+node_setters!(RedlockBuilder, nodes.sources);
 
 impl RedlockBuilder {
     /// Adds `count` nodes behind a network that a simulation implements.
     #[cfg(feature = "test-util")]
-    pub fn simulated(
-        mut self,
-        count: usize,
-        network: Arc<dyn crate::node::sim::SimNetwork>,
-    ) -> Self {
-        self.nodes = self.nodes.simulated(0..count, network);
-        self
+    pub fn simulated(self, count: usize, network: Arc<dyn crate::node::sim::SimNetwork>) -> Self {
+        self.with_source(Source::Simulated(0..count, network))
     }
 
     /// Remembers what happens to the last 1,000 leases. Default: off.
@@ -259,10 +254,6 @@ impl RedlockBuilder {
             Ok(Redlock::new(settings, layout))
         });
         built.map_err(|error| error.name_variable(&self.variables))
-    }
-
-    fn group_mut(&mut self) -> &mut NodeGroup {
-        &mut self.nodes
     }
 
     /// Notes that the program chose a setting, whatever the environment said.

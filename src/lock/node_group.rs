@@ -71,9 +71,9 @@ struct Named<'a> {
     setting: &'static str,
 }
 
-/// Implements the setters that add nodes, for a type with a group that its `group_mut()` returns.
+/// Implements the setters that add nodes, for a type with sources in this field.
 macro_rules! node_setters {
-    ($type:ty) => {
+    ($type:ty, $($sources:ident).+) => {
         impl $type {
             /// Adds a Redis server by its URL: `redis://[user:password@]host[:port][/db]`, `rediss://` for
             /// TLS (feature `tls-rustls`), `unix://path`.
@@ -82,10 +82,8 @@ macro_rules! node_setters {
             /// fails over. Its version must be 6.2 or later. All clients must name the same servers. See [operating the
             /// nodes](crate::guide::operating_the_nodes) for rights, certificates and more.
             #[cfg(feature = "redis")]
-            pub fn url(mut self, url: impl AsRef<str>) -> Self {
-                let url = url.as_ref().to_owned();
-                self.group_mut().sources.push(Source::Url(url));
-                self
+            pub fn url(self, url: impl AsRef<str>) -> Self {
+                self.with_source(Source::Url(url.as_ref().to_owned()))
             }
 
             /// Adds several Redis servers; see [`url`](Self::url).
@@ -109,10 +107,8 @@ macro_rules! node_setters {
             /// # Ok::<(), tower_redlock::BuildError>(())
             /// ```
             #[cfg(feature = "redis")]
-            pub fn pool_config(mut self, config: deadpool_redis::Config) -> Self {
-                let config = Source::PoolConfig(Box::new(config));
-                self.group_mut().sources.push(config);
-                self
+            pub fn pool_config(self, config: deadpool_redis::Config) -> Self {
+                self.with_source(Source::PoolConfig(Box::new(config)))
             }
 
             /// Adds a Redis server by a pool of connections to it, for settings that no URL can express, such as a client
@@ -125,22 +121,23 @@ macro_rules! node_setters {
             /// connection of the pool in a separate task. It also [wakes](crate::RedlockBuilder::wake_ups) the waiters of this process, for
             /// which the address of the server must be known.
             #[cfg(feature = "redis")]
-            pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
-                self.group_mut().sources.push(Source::Pool(pool));
-                self
+            pub fn pool(self, pool: deadpool_redis::Pool) -> Self {
+                self.with_source(Source::Pool(pool))
             }
 
             /// Adds `count` nodes in the memory of this process.
-            pub fn embedded(mut self, count: usize) -> Self {
-                self.group_mut().sources.push(Source::Embedded(count));
-                self
+            pub fn embedded(self, count: usize) -> Self {
+                self.with_source(Source::Embedded(count))
             }
 
             /// Adds nodes whose answers a test controls.
             #[cfg(feature = "test-util")]
-            pub fn scripted(mut self, nodes: &crate::node::scripted::ScriptedNodes) -> Self {
-                let nodes = Source::Scripted(nodes.clone());
-                self.group_mut().sources.push(nodes);
+            pub fn scripted(self, nodes: &crate::node::scripted::ScriptedNodes) -> Self {
+                self.with_source(Source::Scripted(nodes.clone()))
+            }
+
+            fn with_source(mut self, source: Source) -> Self {
+                self.$($sources).+.push(source);
                 self
             }
         }
@@ -149,7 +146,7 @@ macro_rules! node_setters {
 
 pub(super) use node_setters;
 
-node_setters!(NodeGroup);
+node_setters!(NodeGroup, sources);
 
 impl NodeGroup {
     /// Creates a group without nodes.
@@ -166,16 +163,11 @@ impl NodeGroup {
     /// Adds the nodes with these numbers behind a network that a simulation implements.
     #[cfg(feature = "test-util")]
     pub fn simulated(
-        mut self,
+        self,
         nodes: Range<usize>,
         network: Arc<dyn crate::node::sim::SimNetwork>,
     ) -> Self {
-        self.sources.push(Source::Simulated(nodes, network));
-        self
-    }
-
-    fn group_mut(&mut self) -> &mut Self {
-        self
+        self.with_source(Source::Simulated(nodes, network))
     }
 
     /// Returns the number of its sources of nodes.
