@@ -295,10 +295,10 @@ impl RedlockBuilder {
     #[cfg(feature = "redis")]
     fn guard(&self, settings: &Settings) -> Result<Option<Arc<Guard>>, BuildError> {
         let groups = self.groups.iter().chain(self.moving_to.iter().flatten());
-        let sources: usize = groups.chain([&self.nodes]).map(NodeGroup::sources).sum();
+        let sources = groups.chain([&self.nodes]).flat_map(|group| &group.sources);
         Ok(match settings.quarantine()? {
             Some(window) => Some(Guard::new(window, Some(settings.namespace.generation()))),
-            None => (sources > 1).then(|| Guard::new(Duration::ZERO, None)),
+            None => (sources.count() > 1).then(|| Guard::new(Duration::ZERO, None)),
         })
     }
 }

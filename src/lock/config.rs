@@ -163,12 +163,12 @@ macro_rules! read {
                 let refuse = |problem: String| BuildError::new(name, problem, URLS);
                 match (name, value) {
                     (_, Value::Null) => {}
-                    ("urls", value) => match groups(value).map_err(refuse)? {
-                        groups if matches!(&*groups, [only] if !only.has_name()) => {
-                            builder.nodes = groups.into_iter().next().unwrap_or_default();
+                    ("urls", value) => {
+                        builder.groups = groups(value).map_err(refuse)?;
+                        if let [NodeGroup { name: None, .. }] = &*builder.groups {
+                            builder.nodes = builder.groups.remove(0);
                         }
-                        groups => builder.groups = groups,
-                    },
+                    }
                     ("moving_to", value) => {
                         let groups = groups(value).map_err(refuse)?;
                         builder.moving_to = Some(groups).filter(|groups| !groups.is_empty());

@@ -34,7 +34,7 @@ use crate::protocol::Quorum;
 #[derive(Debug, Clone, Default)]
 #[must_use = "a group does nothing until it is added to a builder"]
 pub struct NodeGroup {
-    name: Option<String>,
+    pub(super) name: Option<String>,
     pub(super) sources: Vec<Source>,
 }
 
@@ -170,12 +170,6 @@ impl NodeGroup {
         self.with_source(Source::Simulated(nodes, network))
     }
 
-    /// Returns the number of its sources of nodes.
-    #[cfg(feature = "redis")]
-    pub(super) fn sources(&self) -> usize {
-        self.sources.len()
-    }
-
     /// Returns the URLs that it was given.
     #[cfg(feature = "redis")]
     pub(super) fn listed_urls(&self) -> impl Iterator<Item = &str> {
@@ -183,12 +177,6 @@ impl NodeGroup {
             Source::Url(url) => Some(&**url),
             _ => None,
         })
-    }
-
-    /// Returns whether it has a name of its own.
-    #[cfg(feature = "redis")]
-    pub(super) fn has_name(&self) -> bool {
-        self.name.is_some()
     }
 
     /// Returns what tells its nodes from those of other groups, in any order.
