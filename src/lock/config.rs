@@ -330,15 +330,10 @@ fn parse_groups(text: &str) -> Result<Vec<NodeGroup>, String> {
 fn parse_group(text: &str) -> Result<NodeGroup, String> {
     // A URL may have an equals sign too.
     let head = text.split_once(":/").map_or(text, |(head, _)| head);
-    let (name, urls) = match head.split_once('=') {
-        Some((name, _)) => (Some(name.trim()), &text[name.len() + 1..]),
-        None => (None, text),
-    };
-    let nodes = parse_urls(urls)?;
-    Ok(match name {
-        Some(name) => nodes.name(name),
-        None => nodes,
-    })
+    match head.split_once('=') {
+        Some((name, _)) => Ok(parse_urls(&text[name.len() + 1..])?.name(name.trim())),
+        None => parse_urls(text),
+    }
 }
 
 /// Splits a list of URLs.
