@@ -64,12 +64,7 @@ pub(super) struct NodeSettings {
 }
 
 /// A group, with the name that it has in its layout.
-struct Named<'a> {
-    name: Arc<str>,
-    group: &'a NodeGroup,
-    /// The setting that the group came from.
-    setting: &'static str,
-}
+type Named<'a> = (Arc<str>, &'a NodeGroup);
 
 /// Implements the setters that add nodes, for a type with sources in this field.
 macro_rules! node_setters {
@@ -221,15 +216,11 @@ fn with_names<'a>(
     let mut named: Vec<Named<'a>> = Vec::with_capacity(groups.len());
     for (position, group) in groups.iter().enumerate() {
         let name = group.name.clone().unwrap_or_else(|| position.to_string());
-        if named.iter().any(|other| *other.name == *name) {
+        if named.iter().any(|(other, _)| **other == *name) {
             let remedy = "two groups have this name; a key belongs to one of them by the name, so give each its own";
             return Err(BuildError::new(setting, &name, remedy));
         }
-        named.push(Named {
-            name: name.into(),
-            group,
-            setting,
-        });
+        named.push((name.into(), group));
     }
     Ok(named)
 }
@@ -242,46 +233,43 @@ pub(super) fn layout(
     nodes: &NodeSettings,
     settings: &Arc<Settings>,
 ) -> Result<Layout, BuildError> {
-    let mut all = match (groups, outside.sources.is_empty()) {
+    let (present, setting) = match (groups, outside.sources.is_empty()) {
         ([], true) => {
             let remedy = "there is no node; add `url`, `urls`, `pool_config`, `pool` or `embedded`";
             return Err(BuildError::new("nodes", 0, remedy));
         }
-        ([], false) => with_names(std::slice::from_ref(outside), "nodes")?,
-        (groups, true) => with_names(groups, "group")?,
+        ([], false) => (std::slice::from_ref(outside), "nodes"),
+        (groups, true) => (groups, "group"),
         (_, false) => {
             let remedy = "each node belongs to one group; add these nodes as a `group` too";
             return Err(BuildError::new("group", "nodes outside of it", remedy));
         }
     };
+    let mut all = with_names(present, setting)?;
     let (current, mut numbers) = (all.len(), moving_to.map(|_| Vec::new()));
     if moving_to.is_some_and(<[NodeGroup]>::is_empty) {
         let remedy = "there is no group to move to; name the new groups, or leave it out";
         return Err(BuildError::new("moving_to", 0, remedy));
     }
-    for named in with_names(moving_to.unwrap_or_default(), "moving_to")? {
-        let mut present = all[..current].iter();
-        let known = present.position(|other| other.name == named.name);
-        if known.is_some_and(|known| all[known].group.identity() != named.group.identity()) {
+    for (name, group) in with_names(moving_to.unwrap_or_default(), "moving_to")? {
+        let known = all[..current].iter().position(|(other, _)| *other == name);
+        if known.is_some_and(|known| all[known].1.identity() != group.identity()) {
             let remedy = "its nodes are not those that the group of this name has now, by host, port and database; give a group of other servers another name";
-            let value = format!("group {}", named.name);
+            let value = format!("group {name}");
             return Err(BuildError::new("moving_to", value, remedy));
         }
         numbers
             .get_or_insert_default()
             .push(known.unwrap_or(all.len()));
         if known.is_none() {
-            all.push(named);
+            all.push((name, group));
         }
     }
     let is_told = all.len() > 1;
     let (mut groups, mut names) = (Vec::with_capacity(all.len()), Vec::new());
-    for Named {
-        name,
-        group,
-        setting,
-    } in all
-    {
+    for (number, (name, group)) in all.into_iter().enumerate() {
+        let is_present = number < current;
+        let setting = if is_present { setting } else { "moving_to" };
         let made = group.make(nodes, &mut names);
         let made = made.map_err(|error| match setting {
             "moving_to" => error.of_setting(setting),
