@@ -55,18 +55,6 @@ pub(crate) struct GroupKeys<'a> {
     pub(crate) keys: LockKeys,
 }
 
-impl Group {
-    pub(crate) fn new(name: Arc<str>, label: Option<Arc<str>>, cluster: Arc<Cluster>) -> Arc<Self> {
-        Arc::new(Self {
-            name,
-            label,
-            cluster,
-            queue: Arc::default(),
-            reads: Mutex::default(),
-        })
-    }
-}
-
 impl Layout {
     /// Creates a layout of groups that are known by their names. The current layout has the first `current` groups; the
     /// next one, if there is one, those with these numbers.
@@ -184,15 +172,4 @@ pub(crate) struct Core {
     pub(crate) registry: Arc<Registry>,
     /// The cap on all calls that wait.
     pub(crate) cap: Option<Arc<WaiterCap>>,
-}
-
-impl Core {
-    pub(crate) fn new(settings: Arc<Settings>, layout: Layout) -> Arc<Self> {
-        Arc::new(Self {
-            cap: settings.max_waiters.map(WaiterCap::new),
-            settings,
-            layout,
-            registry: Registry::new(),
-        })
-    }
 }

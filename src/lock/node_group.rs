@@ -13,7 +13,7 @@ use crate::lock::layout::{Group, Layout};
 use crate::lock::settings::Settings;
 #[cfg(feature = "redis")]
 use crate::node::redis::{Endpoint, Guard, RedisNode, Timeouts};
-use crate::node::{EmbeddedNode, Home, Node};
+use crate::node::{EmbeddedNode, Home, Mutex, Node};
 use crate::protocol::Quorum;
 
 /// A group of nodes, which are a quorum of their own; see
@@ -290,7 +290,13 @@ pub(super) fn layout(
         })?;
         let label = is_told.then(|| Arc::clone(&name));
         let cluster = Cluster::new(made, quorum, settings, &nodes.home, label.as_ref());
-        groups.push(Group::new(name, label, cluster));
+        groups.push(Arc::new(Group {
+            name,
+            label,
+            cluster,
+            queue: Arc::default(),
+            reads: Mutex::default(),
+        }));
     }
     Ok(Layout::new(groups, current, numbers))
 }

@@ -9,12 +9,11 @@ use crate::lock::acquisition::LockRequest;
 use crate::lock::error::BuildError;
 use crate::lock::guard::{LockGuard, LockHandle};
 use crate::lock::health::{self, Health};
-use crate::lock::layout::Core;
-use crate::lock::layout::Layout;
+use crate::lock::layout::{Core, Layout};
 use crate::lock::lead::Lead;
 use crate::lock::options::LockOptions;
 use crate::lock::queue::WaiterCap;
-use crate::lock::registry::Drained;
+use crate::lock::registry::{Drained, Registry};
 use crate::lock::settings::Settings;
 use crate::node::telemetry;
 use crate::protocol::{LockKey, LockKeys};
@@ -183,7 +182,12 @@ impl Redlock {
     pub(super) fn new(settings: Arc<Settings>, layout: Layout) -> Self {
         let groups = layout.groups().iter();
         telemetry::describe(groups.filter_map(|group| group.label.as_ref()));
-        Self(Core::new(settings, layout))
+        Self(Arc::new(Core {
+            cap: settings.max_waiters.map(WaiterCap::new),
+            settings,
+            layout,
+            registry: Registry::new(),
+        }))
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
