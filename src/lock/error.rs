@@ -93,8 +93,8 @@ pub enum LockError {
     )]
     HeldShared,
     /// The key, or the set of keys, is invalid.
-    #[error("{0}")]
-    Key(KeyError),
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// [`Redlock::drain`](crate::Redlock::drain) was called, or the runtime is shutting down.
     #[error("the lock service of this process is shutting down")]
     Closed,
@@ -183,12 +183,6 @@ impl LockError {
             | Self::Key(_) => "invalid",
             Self::Closed => "closed",
         }
-    }
-}
-
-impl From<KeyError> for LockError {
-    fn from(error: KeyError) -> Self {
-        Self::Key(error)
     }
 }
 
