@@ -436,13 +436,9 @@ impl LockHandle {
 impl RequestShare {
     /// Makes the guard of a layer a share that its handler may give up. Returns it with the handle for the handler.
     pub(crate) fn new(guard: LockGuard) -> (Arc<Self>, LockHandle) {
-        let handle = guard.handle();
+        let mut handle = guard.handle();
         let share = Arc::new(Self(Mutex::new(Ok(guard))));
-        let request_share = Arc::downgrade(&share);
-        let handle = LockHandle {
-            request_share,
-            ..handle
-        };
+        handle.request_share = Arc::downgrade(&share);
         (share, handle)
     }
 
