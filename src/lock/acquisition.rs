@@ -139,14 +139,6 @@ impl fmt::Debug for LockRequest {
 #[must_use = "futures do nothing unless awaited"]
 pub struct LockFuture(Pin<Box<dyn Future<Output = Result<LockGuard, LockError>> + Send>>);
 
-impl LockFuture {
-    pub(crate) fn new(
-        future: impl Future<Output = Result<LockGuard, LockError>> + Send + 'static,
-    ) -> Self {
-        Self(Box::pin(future))
-    }
-}
-
 impl Future for LockFuture {
     type Output = Result<LockGuard, LockError>;
 
@@ -211,7 +203,7 @@ impl IntoFuture for LockRequest {
     type IntoFuture = LockFuture;
 
     fn into_future(self) -> LockFuture {
-        LockFuture::new(self.lock())
+        LockFuture(Box::pin(self.lock()))
     }
 }
 
