@@ -344,14 +344,11 @@ impl LockRequest {
                 Err(error) => {
                     let slot = guards.first().and_then(LockGuard::slot);
                     give_up(guards).await;
-                    return Err(match (error, slot) {
-                        (error @ LockError::Contended { .. }, Some(slot)) => {
-                            StageError::SlotTaken(slot, error)
-                        }
-                        (error @ LockError::Contended { .. }, None) if !may_wait => {
-                            StageError::Again(error)
-                        }
-                        (error, _) => StageError::Failed(error),
+                    let is_contended = matches!(error, LockError::Contended { .. });
+                    return Err(match slot {
+                        Some(slot) if is_contended => StageError::SlotTaken(slot, error),
+                        None if is_contended && !may_wait => StageError::Again(error),
+                        _ => StageError::Failed(error),
                     });
                 }
             }
