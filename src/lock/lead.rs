@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
@@ -84,19 +84,16 @@ impl Future for Lead {
     type Output = Result<(), LockError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let options = self.options;
         if let Some(campaign) = self.campaign.take() {
-            self.running = Some(campaign(options));
+            self.running = Some(campaign(self.options));
         }
         let Some(running) = &mut self.running else {
             // Polled again after its end.
             return Poll::Pending;
         };
-        let polled = running.as_mut().poll(context);
-        if polled.is_ready() {
-            self.running = None;
-        }
-        polled
+        let outcome = ready!(running.as_mut().poll(context));
+        self.running = None;
+        Poll::Ready(outcome)
     }
 }
 
