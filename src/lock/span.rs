@@ -31,7 +31,8 @@ pub(crate) struct LockSpan {
     pub(crate) began: Instant,
     /// When the caller began to wait. Set by the queue when it does.
     pub(crate) waits_since: Arc<OnceLock<Instant>>,
-    is_finished: bool,
+    /// What to report when it is dropped: the message, the outcome, and the token of a lock that was granted with one.
+    end: (&'static str, &'static str, Option<FencingToken>),
 }
 
 impl LockSpan {
@@ -57,7 +58,7 @@ impl LockSpan {
             group: Mutex::default(),
             began: Instant::now(),
             waits_since: Arc::default(),
-            is_finished: false,
+            end: ("lock abandoned", "abandoned", None),
         }
     }
 
@@ -86,11 +87,13 @@ impl LockSpan {
         outcome: &'static str,
         token: Option<FencingToken>,
     ) {
-        self.is_finished = true;
-        self.report(message, outcome, token);
+        self.end = (message, outcome, token);
     }
+}
 
-    fn report(&self, message: &str, outcome: &'static str, token: Option<FencingToken>) {
+impl Drop for LockSpan {
+    fn drop(&mut self) {
+        let (message, outcome, token) = self.end;
         let waited = self.waits_since.get().map(Instant::elapsed);
         let labels = LockLabels {
             resource: self.resource,
@@ -120,14 +123,6 @@ impl LockSpan {
             }
         }
         telemetry::acquired(&labels, outcome, self.began, waited);
-    }
-}
-
-impl Drop for LockSpan {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            self.report("lock abandoned", "abandoned", None);
-        }
     }
 }
 
