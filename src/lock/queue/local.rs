@@ -76,13 +76,11 @@ impl LocalQueue {
         access: Access,
     ) -> Result<Permit, Permit> {
         let permit = self.enter(keys, access);
-        match permit.try_acquire_rest() {
-            None => Ok(permit),
-            Some(_) => {
-                permit.give_back();
-                Err(permit)
-            }
+        if permit.try_acquire_rest().is_none() {
+            return Ok(permit);
         }
+        permit.give_back();
+        Err(permit)
     }
 
     /// Returns the locks of this process that have a key.
@@ -268,12 +266,10 @@ impl Permit {
     /// Returns whether the release of the keys is to be published, and not kept for a local caller; see
     /// [`Place::keep`].
     pub(crate) fn publishes(&self) -> bool {
-        match &*self.places {
+        match (self.access, &*self.places) {
+            (Access::Exclusive, [place]) => !place.keep(),
             // A node publishes only the release of the last reader, whose next caller is not known. Any caller can take
-            // a slot that is free.
-            _ if self.access != Access::Exclusive => true,
-            [place] => !place.keep(),
-            // The next caller of several keys is not known.
+            // a slot that is free. The next caller of several keys is not known.
             _ => true,
         }
     }
