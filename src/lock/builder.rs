@@ -247,12 +247,7 @@ impl RedlockBuilder {
     /// 64 in a group, if a URL is malformed or listed twice, or if settings exclude each other. If the value was read from an environment variable,
     /// the error names that.
     pub fn build(self) -> Result<Redlock, BuildError> {
-        let built = self.settings().and_then(|settings| {
-            let (nodes, settings) = (self.node_settings(&settings)?, Arc::new(settings));
-            let next = self.moving_to.as_deref();
-            let layout = layout(&self.nodes, &self.groups, next, &nodes, &settings)?;
-            Ok(Redlock::new(settings, layout))
-        });
+        let built = self.build_unnamed();
         built.map_err(|error| error.name_variable(&self.variables))
     }
 
@@ -261,7 +256,8 @@ impl RedlockBuilder {
         self.variables.retain(|variable| *variable != setting);
     }
 
-    fn settings(&self) -> Result<Settings, BuildError> {
+    /// Builds it, with errors that name settings and no variables.
+    fn build_unnamed(&self) -> Result<Redlock, BuildError> {
         let namespace = Namespace::new(&self.namespace).ok_or_else(|| {
             let remedy = "braces would make key names ambiguous; leave them out";
             BuildError::new("namespace", &self.namespace, remedy)
@@ -271,16 +267,8 @@ impl RedlockBuilder {
             namespace,
             ..settings
         };
-        settings.checked()
-    }
-
-    /// Returns what the nodes of all groups need.
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(unused_variables, reason = "other nodes have no settings")
-    )]
-    fn node_settings(&self, settings: &Settings) -> Result<NodeSettings, BuildError> {
-        Ok(NodeSettings {
+        let settings = Arc::new(settings.checked()?);
+        let nodes = NodeSettings {
             home: Arc::new(Home::new(self.runtime.clone())),
             #[cfg(feature = "redis")]
             timeouts: Timeouts {
@@ -288,8 +276,11 @@ impl RedlockBuilder {
                 connect: settings.connect_timeout,
             },
             #[cfg(feature = "redis")]
-            guard: self.guard(settings)?,
-        })
+            guard: self.guard(&settings)?,
+        };
+        let next = self.moving_to.as_deref();
+        let layout = layout(&self.nodes, &self.groups, next, &nodes, &settings)?;
+        Ok(Redlock::new(settings, layout))
     }
 
     #[cfg(feature = "redis")]
