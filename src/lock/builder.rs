@@ -28,14 +28,15 @@ use crate::protocol::{Namespace, NodeSet, Retry};
 ///     .build()?;
 /// # Ok::<(), tower_redlock::BuildError>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[must_use = "a builder does nothing itself; call `.build()`"]
 pub struct RedlockBuilder {
     /// The nodes outside of named groups, which are a group if there is no other.
     pub(super) nodes: NodeGroup,
     pub(super) groups: Vec<NodeGroup>,
     pub(super) moving_to: Option<Vec<NodeGroup>>,
-    pub(super) namespace: String,
+    /// That of the settings, unless it is set; checked in the end.
+    pub(super) namespace: Option<String>,
     pub(super) settings: Settings,
     runtime: Option<Handle>,
     /// The settings that were read from environment variables, and not set again.
@@ -64,21 +65,6 @@ impl Redlock {
         );
         let built = Self::builder().embedded(nodes).build();
         built.expect("defaults with as many nodes are valid")
-    }
-}
-
-impl Default for RedlockBuilder {
-    fn default() -> Self {
-        let settings = Settings::default();
-        Self {
-            nodes: NodeGroup::new(),
-            groups: Vec::new(),
-            moving_to: None,
-            namespace: settings.namespace.as_str().to_owned(),
-            settings,
-            runtime: None,
-            variables: Vec::new(),
-        }
     }
 }
 
@@ -197,7 +183,7 @@ impl RedlockBuilder {
     /// Clients exclude each other if they have the same namespace. In the empty namespace, a lock has exactly the
     /// name of its key, as with other Redlock clients.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = namespace.into();
+        self.namespace = Some(namespace.into());
         self.is_set("namespace");
         self
     }
@@ -258,15 +244,13 @@ impl RedlockBuilder {
 
     /// Builds it, with errors that name settings and no variables.
     fn build_unnamed(&self) -> Result<Redlock, BuildError> {
-        let namespace = Namespace::new(&self.namespace).ok_or_else(|| {
-            let remedy = "braces would make key names ambiguous; leave them out";
-            BuildError::new("namespace", &self.namespace, remedy)
-        })?;
-        let settings = self.settings.clone();
-        let settings = Settings {
-            namespace,
-            ..settings
-        };
+        let mut settings = self.settings.clone();
+        if let Some(namespace) = &self.namespace {
+            settings.namespace = Namespace::new(namespace).ok_or_else(|| {
+                let remedy = "braces would make key names ambiguous; leave them out";
+                BuildError::new("namespace", namespace, remedy)
+            })?;
+        }
         let settings = Arc::new(settings.checked()?);
         let nodes = NodeSettings {
             home: Arc::new(Home::new(self.runtime.clone())),

@@ -173,7 +173,7 @@ macro_rules! read {
                         let groups = groups(value).map_err(refuse)?;
                         builder.moving_to = Some(groups).filter(|groups| !groups.is_empty());
                     }
-                    ("namespace", Value::String(namespace)) => builder.namespace = namespace,
+                    ("namespace", Value::String(namespace)) => builder.namespace = Some(namespace),
                     $((stringify!($name), value) => {
                         let read = <$type>::from_value(&value);
                         let read = read.map_err(|form| BuildError::new(name, shown(&value), form))?;
