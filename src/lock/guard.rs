@@ -110,9 +110,9 @@ pub enum Released {
 #[error("the lock has been released; upgrade its handle before the response is sent")]
 pub struct AlreadyReleased;
 
-/// Implements the methods that guard and handle have in common. Both provide `view()`, the handle.
+/// Implements the methods that guard and handle have in common. The guard has its handle in this field.
 macro_rules! view {
-    ($view:ty) => {
+    ($view:ty $(, $handle:tt)?) => {
         impl $view {
             /// Returns the key of the lock; the first in ascending order if there are several.
             #[must_use]
@@ -126,7 +126,8 @@ macro_rules! view {
             /// another lock with another token, of which this one holds a share.
             #[must_use]
             pub fn keys(&self) -> &[LockKey] {
-                let all = self.view().joined.as_ref().map(|joined| &joined.keys);
+                let joined = self$(.$handle)?.joined.as_ref();
+                let all = joined.map(|joined| &joined.keys);
                 all.unwrap_or(&self.lease().spec.keys).as_slice()
             }
 
@@ -212,12 +213,12 @@ macro_rules! view {
 
             /// Returns the first lease of the lock itself.
             pub(crate) fn lease(&self) -> &Arc<LockState> {
-                &self.view().lease
+                &self$(.$handle)?.lease
             }
 
             /// Returns that lease, followed by the further ones of the lock, and those of the other locks.
             pub(crate) fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {
-                std::iter::once(self.lease()).chain(&self.view().others)
+                std::iter::once(self.lease()).chain(&self$(.$handle)?.others)
             }
         }
 
@@ -233,7 +234,7 @@ macro_rules! view {
     };
 }
 
-view!(LockGuard);
+view!(LockGuard, 0);
 view!(LockHandle);
 
 impl LockGuard {
@@ -312,10 +313,6 @@ impl LockGuard {
             slots.any(|slot| self.keys().contains(&slot))
         };
         self.slot().is_some() && keys.as_slice().iter().all(is_slot)
-    }
-
-    fn view(&self) -> &LockHandle {
-        &self.0
     }
 }
 
@@ -426,10 +423,6 @@ impl LockHandle {
     /// Returns whether both handles belong to the same lock.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.lease, &other.lease)
-    }
-
-    fn view(&self) -> &Self {
-        self
     }
 }
 
