@@ -68,7 +68,7 @@ impl Group {
         over_since: &mut Option<Instant>,
         refuse: &impl Fn(&LockState) -> Option<E>,
     ) -> Result<(), E> {
-        let (place, access) = (permit.place(number), permit.access());
+        let (place, access) = (permit.place(number), spec.lease.access);
         let is_execution = spec.lease.once.is_some();
         // Of those that fail from now on, one may have asked for the same.
         let failures = place.failures();

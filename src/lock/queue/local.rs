@@ -146,10 +146,6 @@ impl Permit {
         &self.places[number]
     }
 
-    pub(crate) fn access(&self) -> Access {
-        self.access
-    }
-
     /// Acquires the permits that it does not have. Returns the number of the first busy place.
     pub(crate) fn try_acquire_rest(&self) -> Option<usize> {
         self.places.iter().position(|place| {
