@@ -364,10 +364,9 @@ impl Admitted {
 
     /// Returns when the caller is to have made its next step, if that is known.
     fn idle_at(&self) -> Option<Instant> {
-        match &self.stage {
-            CallerStage::Asks => None,
-            CallerStage::Refused { next, .. } => Some(*next),
-            CallerStage::Holds(lease) => Some(lease.valid_until()),
+        match self.stage {
+            CallerStage::Refused { next, .. } => Some(next),
+            CallerStage::Asks | CallerStage::Holds(_) => self.held_until(),
         }
     }
 }
