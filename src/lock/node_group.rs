@@ -412,15 +412,12 @@ impl Source {
             #[cfg(feature = "test-util")]
             Self::Simulated(numbers, _) => numbers.clone().map(|i| format!("sim-{i}")).collect(),
             #[cfg(feature = "redis")]
-            server => {
-                let endpoint = server.endpoint(0).map(|(_, endpoint)| endpoint);
-                let identity = endpoint.map(|endpoint| match endpoint {
-                    Ok(endpoint) => endpoint.identity(),
-                    // It is refused when its node is made.
-                    Err((value, why)) => format!("{value}: {why}"),
-                });
-                identity.into_iter().collect()
-            }
+            server => match server.endpoint(0) {
+                Some((_, Ok(endpoint))) => vec![endpoint.identity()],
+                // It is refused when its node is made.
+                Some((_, Err((value, why)))) => vec![format!("{value}: {why}")],
+                None => Vec::new(),
+            },
         }
     }
 }
