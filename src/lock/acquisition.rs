@@ -98,10 +98,8 @@ pub struct LockRequest {
     pub(super) core: Arc<Core>,
     pub(super) keys: LockKeys,
     pub(super) options: LockOptions,
-    /// A cap on waiting calls, in addition to that of the lock service.
-    pub(super) cap: Option<Arc<WaiterCap>>,
-    /// Whether the call may wait beside those that the caps count.
-    pub(super) is_uncapped: bool,
+    /// The caps on waiting calls that count this one.
+    pub(super) caps: [Option<Arc<WaiterCap>>; 2],
 }
 
 impl LockRequest {
@@ -382,11 +380,7 @@ impl LockRequest {
     }
 
     fn wait_until(&self, deadline: Instant, span: &LockSpan) -> Wait {
-        let caps = match self.is_uncapped {
-            true => [None, None],
-            false => [self.core.cap.clone(), self.cap.clone()],
-        };
-        Wait::new(deadline, caps, &span.waits_since)
+        Wait::new(deadline, self.caps.clone(), &span.waits_since)
     }
 
     /// Acquires keys of one group. Waits until the deadline while other callers hold them. Of several slots, takes one of

@@ -129,9 +129,8 @@ where
             core: Arc::clone(&core),
             keys: keys.clone(),
             options,
-            cap: None,
             // A candidate waits for as long as another process leads, and must not keep other callers from waiting.
-            is_uncapped: true,
+            caps: [None, None],
         };
         match request.await {
             Ok(guard) => {

@@ -91,8 +91,7 @@ impl Redlock {
             core: Arc::clone(&self.0),
             keys,
             options,
-            cap,
-            is_uncapped: false,
+            caps: [self.0.cap.clone(), cap],
         }
     }
 
