@@ -6,8 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lock::layout::{Group, Layout};
-use crate::lock::registry::{DrainStage, Registry};
+use crate::lock::layout::Group;
 use crate::node::{NodeFailure, NodeState};
 
 /// Report of [`Redlock::health`](crate::Redlock::health).
@@ -92,7 +91,7 @@ impl fmt::Display for Readiness {
 }
 
 impl Health {
-    fn new(groups: Vec<GroupHealth>, is_draining: bool) -> Self {
+    pub(super) fn new(groups: Vec<GroupHealth>, is_draining: bool) -> Self {
         let nodes = groups.iter().flat_map(|group| &group.nodes);
         Self {
             nodes: nodes.cloned().collect(),
@@ -163,14 +162,8 @@ impl GroupHealth {
     }
 }
 
-/// Pings every node, and waits until all have answered or are overdue.
-pub(crate) async fn check(layout: &Layout, registry: &Registry) -> Health {
-    let groups = check_groups(layout.groups()).await;
-    Health::new(groups, registry.stage() != DrainStage::Open)
-}
-
-/// Checks all groups at once.
-fn check_groups(
+/// Pings every node of all groups at once, and waits until all have answered or are overdue.
+pub(super) fn check_groups(
     groups: &[Arc<Group>],
 ) -> Pin<Box<dyn Future<Output = Vec<GroupHealth>> + Send + '_>> {
     Box::pin(async move {

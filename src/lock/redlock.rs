@@ -8,12 +8,12 @@ use std::time::Duration;
 use crate::lock::acquisition::LockRequest;
 use crate::lock::error::BuildError;
 use crate::lock::guard::{LockGuard, LockHandle};
-use crate::lock::health::{self, Health};
+use crate::lock::health::{Health, check_groups};
 use crate::lock::layout::{Core, Layout};
 use crate::lock::lead::Lead;
 use crate::lock::options::LockOptions;
 use crate::lock::queue::WaiterCap;
-use crate::lock::registry::{Drained, Registry};
+use crate::lock::registry::{DrainStage, Drained, Registry};
 use crate::lock::settings::Settings;
 use crate::node::telemetry;
 use crate::protocol::{LockKey, LockKeys};
@@ -156,7 +156,8 @@ impl Redlock {
     ///
     /// May be dropped at any point.
     pub async fn health(&self) -> Health {
-        health::check(&self.0.layout, &self.0.registry).await
+        let groups = check_groups(self.0.layout.groups()).await;
+        Health::new(groups, self.0.registry.stage() != DrainStage::Open)
     }
 
     /// Drains the service for a graceful shutdown, and waits until all held locks are released.
