@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::lock::error::{ExtendError, ReleaseError};
-use crate::lock::error::{Lost, LostReason};
+use crate::lock::error::{ExtendError, Lost, LostReason, ReleaseError};
 use crate::lock::slots::key_of_slot;
 use crate::lock::state::LockState;
 use crate::node::Mutex;

@@ -31,8 +31,7 @@ use crate::lock::error::LockError;
 use crate::lock::layout::Group;
 use crate::lock::queue::{CountedWaiter, Occupancy, Permit, Wait, permits};
 use crate::lock::registry::DrainStage;
-use crate::lock::state::LockSpec;
-use crate::lock::state::LockState;
+use crate::lock::state::{LockSpec, LockState};
 
 impl Group {
     /// Waits for the permits of all keys.

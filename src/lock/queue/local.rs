@@ -27,9 +27,9 @@ use tokio::time::Instant;
 
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
-use crate::lock::queue::place::Watching;
 use crate::lock::queue::place::{
-    CallerStage, CountedWaiter, Failed, Memo, Occupancy, PERMITS, Place, PlaceState, permits,
+    CallerStage, CountedWaiter, Failed, Memo, Occupancy, PERMITS, Place, PlaceState, Watching,
+    permits,
 };
 use crate::lock::state::LockState;
 use crate::node::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
