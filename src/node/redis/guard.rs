@@ -136,7 +136,7 @@ impl Guard {
         admit.arg(random.to_hex()).arg(run_id);
         let stamp = link.call(admit).await;
         let stamp = stamp.map_err(|why| refused("the admission", &why))?;
-        let (generation, now) = read_stamp(&stamp).ok_or(FOREIGN_GENERATION)?;
+        let (generation, now) = read_stamp(stamp).ok_or(FOREIGN_GENERATION)?;
         if let Some(policy) = eviction_policy(&info)
             && self
                 .observed
@@ -305,21 +305,10 @@ fn eviction_policy(info: &str) -> Option<&str> {
 }
 
 /// Parses the reply of the admission script: the generation, and the server's clock.
-fn read_stamp(stamp: &Value) -> Option<(Generation, Duration)> {
-    let Value::Array(parts) = stamp else {
-        return None;
-    };
-    let [generation, seconds, micros] = parts.as_slice() else {
-        return None;
-    };
-    let text = |value: &Value| match value {
-        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
-        _ => None,
-    };
-    let seconds = Duration::from_secs(text(seconds)?.parse().ok()?);
-    let micros = Duration::from_micros(text(micros)?.parse().ok()?);
-    let generation = Generation::parse(&text(generation)?)?;
-    Some((generation, seconds.checked_add(micros)?))
+fn read_stamp(stamp: Value) -> Option<(Generation, Duration)> {
+    let (generation, seconds, micros): (String, u64, u64) = from_redis_value(stamp).ok()?;
+    let now = Duration::from_secs(seconds).checked_add(Duration::from_micros(micros))?;
+    Some((Generation::parse(&generation)?, now))
 }
 
 fn refused(what: &str, why: &str) -> Arc<str> {
@@ -360,9 +349,9 @@ mod tests {
     fn read_stamp_returns_the_generation_and_the_servers_clock() {
         let bulk = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let stamp = Value::Array(vec![bulk("r:100:999999:run"), bulk("101"), bulk("1")]);
-        let (generation, now) = read_stamp(&stamp).unwrap();
+        let (generation, now) = read_stamp(stamp).unwrap();
         assert_eq!(generation.as_str(), "r:100:999999:run");
         assert_eq!(generation.age(now), Duration::from_micros(2));
-        assert!(read_stamp(&Value::Array(vec![bulk("x"), bulk("1"), bulk("1")])).is_none());
+        assert!(read_stamp(Value::Array(vec![bulk("x"), bulk("1"), bulk("1")])).is_none());
     }
 }
