@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use deadpool_redis::redis::{Pipeline, Value, cmd, from_redis_value};
+use deadpool_redis::redis::{Value, cmd, from_redis_value, pipe};
 use tokio::time::Instant;
 
 use crate::node::Mutex;
@@ -166,9 +166,8 @@ impl Guard {
         node: &Arc<str>,
         link: &mut Link,
     ) -> Result<Option<Introduction>, Arc<str>> {
-        let mut info = Pipeline::new();
-        info.cmd("INFO").arg("server");
-        let reply = link.exchange(&info).await?.pop().unwrap_or(Value::Nil);
+        let replies = link.exchange(pipe().cmd("INFO").arg("server")).await;
+        let reply = replies?.pop().unwrap_or(Value::Nil);
         let refusal = describe_refusal(&reply);
         let info = from_redis_value::<String>(reply).unwrap_or_default();
         let Some(run_id) = field(&info, "run_id").filter(|run_id| !run_id.is_empty()) else {

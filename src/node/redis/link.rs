@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value, parse_redis_value};
+use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value, parse_redis_value, pipe};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::unconstrained;
 
@@ -109,9 +109,7 @@ impl Link {
     ///
     /// The connection is lost, or the server has refused the command.
     pub(super) async fn call(&mut self, command: Cmd) -> Result<Value, Arc<str>> {
-        let mut commands = Pipeline::new();
-        commands.add_command(command);
-        let reply = self.call_all(&commands).await?.pop();
+        let reply = self.call_all(pipe().add_command(command)).await?.pop();
         Ok(reply.unwrap_or(Value::Nil))
     }
 

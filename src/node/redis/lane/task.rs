@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use deadpool_redis::redis::{Pipeline, Value};
+use deadpool_redis::redis::{Value, pipe};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
@@ -275,9 +275,7 @@ impl Lane {
             self.calls.last_sent = now;
             if !self.is_silent() {
                 // So that the next lock does not have to find out that an idle connection is broken.
-                let mut ping = Pipeline::new();
-                ping.cmd("PING");
-                self.send_pipeline(&ping);
+                self.send_pipeline(pipe().cmd("PING"));
             }
         }
         // Whether it has to be executed, or its caller waits for it.
