@@ -68,14 +68,9 @@ fn has_code(value: &Value, codes: &[&str]) -> bool {
         return false;
     };
     // Servers before 7.0 put the code of an error within a script into the text.
-    let details = error.details().unwrap_or_default();
-    codes.iter().any(|code| {
-        let names_code = |text: &str| {
-            text.split([' ', ':'])
-                .any(|word| word.strip_prefix('-') == Some(code))
-        };
-        error.code() == *code || names_code(details)
-    })
+    let words = error.details().unwrap_or_default().split([' ', ':']);
+    let mut found = words.filter_map(|word| word.strip_prefix('-'));
+    codes.contains(&error.code()) || found.any(|code| codes.contains(&code))
 }
 
 /// The server runs a script, loads its data, cannot save them, has too little memory, is or was a replica, has too
