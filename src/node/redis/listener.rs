@@ -288,13 +288,10 @@ impl Drop for ListenerTask {
 
 /// Reads a message: the lock that was released, and the number of subscribers that the message was published to.
 pub(super) fn read_release(reply: &Value) -> Option<(&[u8], usize)> {
-    match reply {
-        Value::Array(parts) => match parts.as_slice() {
-            [Value::BulkString(kind), Value::BulkString(lock), payload] if kind == b"message" => {
-                Some((lock, from_redis_value(payload.clone()).unwrap_or(1)))
-            }
-            _ => None,
-        },
+    match reply.as_sequence()? {
+        [Value::BulkString(kind), Value::BulkString(lock), payload] if kind == b"message" => {
+            Some((lock, from_redis_value(payload.clone()).unwrap_or(1)))
+        }
         _ => None,
     }
 }
