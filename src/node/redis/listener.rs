@@ -238,14 +238,21 @@ impl ListenerTask {
         self.is_pinged = false;
         match (self.requests.pop_front(), describe_refusal(reply)) {
             (None, _) => self.on_lost("the server sent a reply without a request"),
-            (Some(_), Some(why)) => self.warn(&why),
+            (Some(_), Some(why)) if !self.has_warned => {
+                self.has_warned = true;
+                tracing::warn!(
+                    node = &*self.server.name,
+                    why = &*why,
+                    "redlock node refuses subscriptions to releases; waiters poll it"
+                );
+            }
             // A later signal of the same lock waits for its own confirmation.
             (Some(Some((lock, signal))), None) if self.has(&lock, &signal) => {
                 if let Some((_, node)) = self.signals.get(&lock) {
                     signal.set_subscribed(*node, true);
                 }
             }
-            (Some(_), None) => {}
+            (Some(_), _) => {}
         }
     }
 
@@ -264,17 +271,6 @@ impl ListenerTask {
     fn unsubscribe_all(&self) {
         for (signal, node) in self.signals.values() {
             signal.set_subscribed(*node, false);
-        }
-    }
-
-    /// Logs once that the server refuses subscriptions.
-    fn warn(&mut self, why: &str) {
-        if !std::mem::replace(&mut self.has_warned, true) {
-            tracing::warn!(
-                node = &*self.server.name,
-                why,
-                "redlock node refuses subscriptions to releases; waiters poll it"
-            );
         }
     }
 }
