@@ -51,7 +51,10 @@ pub(super) fn is_denial(reply: &Value) -> bool {
 
 /// Describes that a server was not connected to in time.
 pub(super) fn describe_timeout(limit: Duration) -> Arc<str> {
-    format!("no connection within {limit:?}; {NO_CONNECTION}").into()
+    format!(
+        "no connection within {limit:?}; check the address and the network, or raise connect_timeout"
+    )
+    .into()
 }
 
 /// Describes a panic; the messages of rustls have several lines.
@@ -66,7 +69,8 @@ pub(super) fn describe_panic(panic: &(dyn Any + Send)) -> String {
 pub(super) fn describe_url(error: &RedisError) -> String {
     let why = describe(error);
     if why.contains("can't connect with TLS") {
-        return NO_TLS.into();
+        return "TLS needs the feature `tls-rustls` of tower-redlock; add it to the dependency"
+            .into();
     }
     format!("{why}; expected redis://[user:password@]host[:port][/db]")
 }
@@ -76,19 +80,16 @@ pub(super) fn describe_url(error: &RedisError) -> String {
 ///
 /// Servers before 7.2 do not name the command that they refused within a script.
 pub(super) fn with_remedy(why: String) -> String {
+    let sentence = why.trim_end_matches('.');
     if is_denied(&why) {
         format!(
             "{why}; its user needs {PERMISSIONS}, on all keys of the namespace, and +select for a database other than 0"
         )
     } else if why.contains("WRONGPASS") {
-        format!(
-            "the server refused the login ({}); {WRONG_LOGIN}",
-            why.trim_end_matches('.')
-        )
+        format!("the server refused the login ({sentence}); {WRONG_LOGIN}")
     } else if why.contains("NOAUTH") {
         format!(
-            "the server requires a login ({}); {NO_LOGIN}",
-            why.trim_end_matches('.')
+            "the server requires a login ({sentence}); add it to the URL: redis://user:password@host"
         )
     } else if why.contains("WRONGTYPE") {
         format!("{why}; {FOREIGN_DATA}")
@@ -113,18 +114,8 @@ const DENIED: [&str; 4] = [
 const FOREIGN_DATA: &str = "the lock key (NAMESPACE:{KEY}), or its fence (:fence), record (:done), intent \
     (:intent), readers (:readers) or writer (:writer), holds data of another application: delete it there, or choose another namespace";
 
-/// The remedy for an attempt to connect that takes too long.
-const NO_CONNECTION: &str = "check the address and the network, or raise connect_timeout";
-
 /// The remedy for a wrong login.
 const WRONG_LOGIN: &str = "check the user and the password in its URL";
-
-/// The remedy for a missing login.
-const NO_LOGIN: &str = "add it to the URL: redis://user:password@host";
-
-/// The remedy for TLS without its feature.
-const NO_TLS: &str =
-    "TLS needs the feature `tls-rustls` of tower-redlock; add it to the dependency";
 
 /// The permissions for publishing releases and subscribing to them.
 pub(super) const PUBLISH_PERMISSIONS: &str = "+publish +pubsub|numsub +subscribe +unsubscribe, on all channels of the namespace (&NAMESPACE:*)";
