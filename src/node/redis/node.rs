@@ -75,10 +75,9 @@ impl Node for RedisNode {
         match self.server.inbox.post(job) {
             Ok(false) => {}
             Ok(true) => lane::spawn(&self.server),
-            Err(job) => job.sender.send(Err(NodeFailure::Unreachable {
-                node: Arc::clone(&self.server.name),
-                why: "too many requests are queued for it; it is slower than the requests".into(),
-            })),
+            Err(job) => job.sender.send(Err(self.server.unreachable(
+                "too many requests are queued for it; it is slower than the requests",
+            ))),
         }
     }
 

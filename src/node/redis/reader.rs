@@ -44,21 +44,14 @@ pub(super) async fn close_idle(pool: WeakPool<Connector>) {
 }
 
 async fn try_read(server: &RedisServer, job: &Job) -> Result<Reply, NodeFailure> {
-    let node = || Arc::clone(&server.name);
     loop {
         let pooled = server.pool.get().await;
-        let mut link = pooled.map_err(|error| NodeFailure::Unreachable {
-            node: node(),
-            why: match error {
-                PoolError::Backend(why) => why,
-                other => other.to_string().into(),
-            },
+        let mut link = pooled.map_err(|error| match error {
+            PoolError::Backend(why) => server.unreachable(why),
+            other => server.unreachable(other.to_string()),
         })?;
         if !job.sender.is_open() {
-            return Err(NodeFailure::Unreachable {
-                node: node(),
-                why: "the caller gave up before the request was sent".into(),
-            });
+            return Err(server.given_up());
         }
         let sent = Instant::now();
         let check = GenerationCheck::default();
@@ -71,7 +64,7 @@ async fn try_read(server: &RedisServer, job: &Job) -> Result<Reply, NodeFailure>
                 return decode(job, &reply, &server.name);
             }
             Err(why) if Object::metrics(&link).recycle_count == 0 => {
-                return Err(NodeFailure::Disconnected { node: node(), why });
+                return Err(server.disconnected(&why));
             }
             // The server may have closed an idle connection, which is no outage. The pool drops it.
             Err(_) => {}

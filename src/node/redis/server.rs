@@ -132,15 +132,10 @@ impl RedisServer {
 
     /// Returns the same as the lane has just found it, or found it last.
     pub(super) fn last_failure(&self) -> Option<NodeFailure> {
-        let node = || Arc::clone(&self.name);
         match self.state() {
             NodeState::Up => None,
-            NodeState::Quarantined { left } => {
-                Some(NodeFailure::Quarantined { node: node(), left })
-            }
-            NodeState::Unreachable { why, .. } => {
-                Some(NodeFailure::Unreachable { node: node(), why })
-            }
+            NodeState::Quarantined { left } => Some(self.quarantined(left)),
+            NodeState::Unreachable { why, .. } => Some(self.unreachable(why)),
         }
     }
 
@@ -184,12 +179,27 @@ impl RedisServer {
         Some(why.into())
     }
 
-    /// Returns the failure of a request to a server that has lost its memory since it was admitted.
-    pub(super) fn amnesia(&self) -> NodeFailure {
-        NodeFailure::Quarantined {
-            node: Arc::clone(&self.name),
-            left: self.window(),
-        }
+    /// Returns the failure of a request to a server that must not vote for this time.
+    pub(super) fn quarantined(&self, left: Duration) -> NodeFailure {
+        let node = Arc::clone(&self.name);
+        NodeFailure::Quarantined { node, left }
+    }
+
+    /// Returns the failure of a request that is not sent for this reason.
+    pub(super) fn unreachable(&self, why: impl Into<Arc<str>>) -> NodeFailure {
+        let (node, why) = (Arc::clone(&self.name), why.into());
+        NodeFailure::Unreachable { node, why }
+    }
+
+    /// Returns the failure of a request whose caller no longer waited when it was about to be sent.
+    pub(super) fn given_up(&self) -> NodeFailure {
+        self.unreachable("the caller gave up before the request was sent")
+    }
+
+    /// Returns the failure of a request that was sent on a connection which is gone.
+    pub(super) fn disconnected(&self, why: &Arc<str>) -> NodeFailure {
+        let (node, why) = (Arc::clone(&self.name), Arc::clone(why));
+        NodeFailure::Disconnected { node, why }
     }
 
     /// Returns how long the server must not vote after it has lost its memory.

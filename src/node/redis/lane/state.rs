@@ -191,18 +191,11 @@ impl Lane {
             if job.is_sent_again() {
                 self.parked.push_front(job);
             } else {
-                self.finish(job, Err(self.disconnected(why)));
+                self.finish(job, Err(self.server.disconnected(why)));
             }
         }
         // Refused releases are older than the jobs in flight.
         self.unpark_refused();
-    }
-
-    fn disconnected(&self, why: &Arc<str>) -> NodeFailure {
-        NodeFailure::Disconnected {
-            node: Arc::clone(&self.server.name),
-            why: Arc::clone(why),
-        }
     }
 
     /// Fails the parked jobs that are not sent to the server in its current state.
@@ -262,7 +255,7 @@ impl Lane {
     fn unconfirmed(&mut self) -> Vec<Job> {
         let now = Instant::now();
         let why = "the runtime of the connection has ended; the next use connects again";
-        let lost = self.disconnected(&why.into());
+        let lost = self.server.disconnected(&why.into());
         // The oldest first.
         let jobs = self.refused.drain(..).chain(self.calls.drain());
         let (mut unconfirmed, others): (Vec<_>, Vec<_>) =

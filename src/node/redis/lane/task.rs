@@ -10,7 +10,6 @@ use deadpool_redis::redis::{Value, pipe};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
-use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::redis::decode::{
     deal, decode, is_noscript, is_refusal_of_call, is_temporary_refusal,
@@ -95,11 +94,8 @@ impl Lane {
                 continue;
             }
             if !job.is_wanted(now) {
-                let given_up = || NodeFailure::Unreachable {
-                    node: Arc::clone(&self.server.name),
-                    why: "the caller gave up before the request was sent".into(),
-                };
-                let why = failure.clone().unwrap_or_else(given_up);
+                let why = failure.clone();
+                let why = why.unwrap_or_else(|| self.server.given_up());
                 self.finish(job, Err(why));
                 continue;
             }
@@ -233,7 +229,7 @@ impl Lane {
         }
         let is_amnesia = matches!(outcome, Ok(Reply::Amnesia));
         if is_amnesia {
-            outcome = Err(self.server.amnesia());
+            outcome = Err(self.server.quarantined(self.server.window()));
         }
         self.finish(job, outcome);
         is_amnesia
