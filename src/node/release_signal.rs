@@ -17,8 +17,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::node::sync::Mutex;
-use crate::node::sync::Notify;
+use crate::node::sync::{Mutex, Notify};
 use crate::protocol::Quorum;
 
 /// What the nodes have published to this process about one lock.

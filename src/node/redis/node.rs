@@ -15,8 +15,7 @@ use crate::node::redis::listener::Listener;
 use crate::node::redis::reader;
 use crate::node::redis::server::{RedisServer, Timeouts};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
-use crate::node::traits::Node;
-use crate::node::traits::NodeState;
+use crate::node::traits::{Node, NodeState};
 
 /// A Redis server. Connects at first use: a server that is down at start-up is no error.
 pub(crate) struct RedisNode {
