@@ -96,14 +96,6 @@ impl Node for EmbeddedNode {
         signal: &Arc<ReleaseSignal>,
         node: usize,
     ) -> Option<Subscription> {
-        self.subscribers.subscribe(lock, signal, node);
-        let (subscribers, lock, signal) = (
-            Arc::clone(&self.subscribers),
-            Arc::clone(lock),
-            Arc::clone(signal),
-        );
-        Some(Subscription::new(move || {
-            subscribers.unsubscribe(&lock, &signal)
-        }))
+        Some(self.subscribers.subscribe(lock, signal, node))
     }
 }

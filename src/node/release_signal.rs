@@ -164,17 +164,23 @@ impl fmt::Debug for Subscription {
 }
 
 impl Subscribers {
-    /// Adds a signal, to which this node is number `node`.
-    pub(crate) fn subscribe(&self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>, node: usize) {
+    /// Adds a signal, to which this node is number `node`. The subscription may outlive the node.
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+        lock: &Arc<[u8]>,
+        signal: &Arc<ReleaseSignal>,
+        node: usize,
+    ) -> Subscription {
         let mut signals = self.0.lock();
         let of_lock = signals.entry(Arc::clone(lock)).or_default();
         of_lock.push((Arc::clone(signal), node));
         drop(signals);
         signal.set_subscribed(node, true);
+        let (from, lock, signal) = (Arc::clone(self), Arc::clone(lock), Arc::clone(signal));
+        Subscription::new(move || from.unsubscribe(&lock, &signal))
     }
 
-    /// Removes a signal.
-    pub(crate) fn unsubscribe(&self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>) {
+    fn unsubscribe(&self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>) {
         let mut signals = self.0.lock();
         if let Some(of_lock) = signals.get_mut(lock) {
             of_lock.retain(|(other, _)| !Arc::ptr_eq(other, signal));
@@ -282,12 +288,9 @@ mod tests {
     fn publish_reaches_subscribers_until_their_subscriptions_are_dropped() {
         let (subscribers, lock) = (Arc::new(Subscribers::default()), Arc::from(&b"k"[..]));
         let signals = [(); 2].map(|()| ReleaseSignal::new(Quorum::new(1).unwrap()));
-        let subscriptions = signals.each_ref().map(|signal| {
-            subscribers.subscribe(&lock, signal, 0);
-            let (from, lock) = (Arc::clone(&subscribers), Arc::clone(&lock));
-            let signal = Arc::clone(signal);
-            Subscription::new(move || from.unsubscribe(&lock, &signal))
-        });
+        let subscriptions = signals
+            .each_ref()
+            .map(|signal| subscribers.subscribe(&lock, signal, 0));
         assert_eq!(subscribers.publish(&lock), 2);
         let mut watch = ReleaseWatch::new(&signals[1]);
         assert_ready_eq!(spawn(watch.released()).poll(), 2);
