@@ -13,7 +13,6 @@ use crate::node::embedded::EmbeddedNode;
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
-use crate::node::sync::MutexGuard;
 use crate::node::traits::Node;
 use crate::protocol::message::{Command, Op, Reply, SharedOp};
 
@@ -110,7 +109,7 @@ impl ScriptedNodes {
     ///
     /// If there is no such node.
     pub fn set(&self, node: usize, gate: Gate) {
-        let mut script = self.nodes[node].script();
+        let mut script = self.nodes[node].script.lock();
         script.gate = gate;
         script.by_kind.clear();
     }
@@ -121,7 +120,7 @@ impl ScriptedNodes {
     ///
     /// If there is no such node.
     pub fn set_for(&self, node: usize, kind: OpKind, gate: Gate) {
-        self.nodes[node].script().by_kind.insert(kind, gate);
+        self.nodes[node].script.lock().by_kind.insert(kind, gate);
     }
 
     /// Makes `node` refuse new subscriptions to releases, as a server whose user may not subscribe.
@@ -130,7 +129,7 @@ impl ScriptedNodes {
     ///
     /// If there is no such node.
     pub fn silence(&self, node: usize) {
-        self.nodes[node].script().is_silent = true;
+        self.nodes[node].script.lock().is_silent = true;
     }
 
     /// Returns the number of unexpired locks on each node.
@@ -146,7 +145,7 @@ impl ScriptedNodes {
     /// If there is no such node.
     #[must_use]
     pub fn sent(&self, node: usize, kind: OpKind) -> usize {
-        let script = self.nodes[node].script();
+        let script = self.nodes[node].script.lock();
         script.sent.get(&kind).copied().unwrap_or(0)
     }
 
@@ -211,10 +210,6 @@ impl ScriptedNode {
             }),
         }
     }
-
-    fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock()
-    }
 }
 
 impl ScriptedLane {
@@ -261,13 +256,13 @@ impl Node for ScriptedLane {
         signal: &Arc<ReleaseSignal>,
         node: usize,
     ) -> Option<Subscription> {
-        let is_silent = self.node.script().is_silent;
+        let is_silent = self.node.script.lock().is_silent;
         (!is_silent).then(|| self.node.store.subscribe(lock, signal, node))?
     }
 
     fn submit(&self, job: Job) {
         let kind = kind_of(&job);
-        let mut script = self.node.script();
+        let mut script = self.node.script.lock();
         *script.sent.entry(kind).or_default() += 1;
         let gate = script.by_kind.get(&kind).copied().unwrap_or(script.gate);
         let node = Arc::clone(self.name());
