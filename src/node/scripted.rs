@@ -262,19 +262,15 @@ impl Node for ScriptedLane {
 
     fn submit(&self, job: Job) {
         let kind = kind_of(&job);
-        let mut script = self.node.script.lock();
-        *script.sent.entry(kind).or_default() += 1;
-        let gate = script.by_kind.get(&kind).copied().unwrap_or(script.gate);
+        let gate = {
+            let mut script = self.node.script.lock();
+            *script.sent.entry(kind).or_default() += 1;
+            script.by_kind.get(&kind).copied().unwrap_or(script.gate)
+        };
         let node = Arc::clone(self.name());
         match gate {
-            Gate::Ready => {
-                drop(script);
-                self.post(Duration::ZERO, job);
-            }
-            Gate::Slow(delay) => {
-                drop(script);
-                self.post(delay, job);
-            }
+            Gate::Ready => self.post(Duration::ZERO, job),
+            Gate::Slow(delay) => self.post(delay, job),
             Gate::Failing => job.sender.send(Err(NodeFailure::Refused {
                 node,
                 why: "scripted failure".into(),
@@ -287,9 +283,9 @@ impl Node for ScriptedLane {
                 if let Some(packet) = &job.packet {
                     self.node.store.apply(&packet.command);
                 }
-                script.unanswered.push(job);
+                self.node.script.lock().unanswered.push(job);
             }
-            Gate::Never => script.unanswered.push(job),
+            Gate::Never => self.node.script.lock().unanswered.push(job),
             Gate::Panic => panic!("scripted panic"),
         }
     }
