@@ -45,8 +45,6 @@ use crate::node::sync::atomic::{AtomicU32, Ordering};
 use crate::protocol::lease::Awaited;
 #[cfg(any(feature = "redis", feature = "test-util"))]
 use crate::protocol::message::Op;
-#[cfg(feature = "redis")]
-use crate::protocol::message::transit;
 use crate::protocol::message::{Command, Reply};
 
 /// A request on its way to one node.
@@ -137,7 +135,9 @@ impl Job {
             return false;
         }
         if self.is_release() {
-            self.may_unlock(now) || self.takes_back_intent(now)
+            // Its lock or its intent may still be there.
+            let intent_until = self.packet.as_ref().and_then(|packet| packet.until);
+            now < self.useful_until || intent_until.is_some_and(|until| now < until)
         } else {
             self.sender.is_open()
         }
@@ -146,12 +146,6 @@ impl Job {
     /// Returns whether this is a release whose lock may still be there.
     pub(crate) fn may_unlock(&self, now: Instant) -> bool {
         self.is_release() && now < self.useful_until
-    }
-
-    /// Returns whether this is a release whose intent may still be there.
-    fn takes_back_intent(&self, now: Instant) -> bool {
-        let until = self.packet.as_ref().and_then(|packet| packet.until);
-        until.is_some_and(|until| now < until)
     }
 }
 
@@ -205,7 +199,11 @@ impl Job {
 
     /// Answers the job and keeps it, to be sent again and answered once more.
     pub(crate) fn answer(&mut self, outcome: Result<Reply, NodeFailure>) {
-        let again = self.sender.again();
+        let again = VoteSender {
+            channel: Arc::clone(&self.sender.channel),
+            without_record: None,
+            ..self.sender
+        };
         std::mem::replace(&mut self.sender, again).send(outcome);
     }
 
@@ -275,7 +273,7 @@ impl Job {
 
     /// Returns how much longer than the node timeout the job may take because of its size.
     pub(crate) fn transit(&self) -> Duration {
-        transit(self.bytes())
+        self.op().map_or(Duration::ZERO, Op::transit)
     }
 }
 
@@ -382,17 +380,12 @@ impl VoteReceiver {
         self.channel.phase.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Returns the number of the current phase.
-    fn phase(&self) -> u32 {
-        // Relaxed: only the receiver changes it.
-        self.channel.phase.load(Ordering::Relaxed)
-    }
-
     /// Returns the sender of one node for the current phase.
     pub(crate) fn sender(&self, node: usize) -> VoteSender {
         VoteSender {
             channel: Arc::clone(&self.channel),
-            phase: self.phase(),
+            // Relaxed: only the receiver changes it.
+            phase: self.channel.phase.load(Ordering::Relaxed),
             node,
             is_used: false,
             without_record: None,
@@ -459,16 +452,6 @@ impl Drop for VoteReceiver {
 }
 
 impl VoteSender {
-    /// Returns a sender of the same node and phase, for the next answer to a release that is repeated.
-    #[cfg(feature = "redis")]
-    pub(crate) fn again(&self) -> Self {
-        Self {
-            channel: Arc::clone(&self.channel),
-            without_record: None,
-            ..*self
-        }
-    }
-
     /// Sends the vote.
     pub(crate) fn send(mut self, outcome: Result<Reply, NodeFailure>) {
         let failure = self.without_record.take();
