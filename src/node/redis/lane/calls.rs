@@ -16,9 +16,8 @@ use crate::node::redis::table::GenerationCheck;
 /// order does not matter, so jobs of one kind share a call. A run ends before a job whose key it has already: so a
 /// release stays behind its acquisition. A job on several keys is a run of its own.
 pub(super) struct Calls {
-    /// The calls of the current run; those from `open` on are empty, and keep their buffers.
+    /// The calls of the current run. Behind them are empty ones, which keep their buffers.
     run: Vec<OpenCall>,
-    open: usize,
     /// The hashes of the keys in the run. Equal hashes of two keys only end a run early.
     keys: Vec<u64>,
     /// The calls in flight, oldest first, in the order of their replies, and behind them those of the next batch.
@@ -40,8 +39,6 @@ struct OpenCall {
     jobs: Vec<Job>,
     /// The length of their own parts.
     bytes: usize,
-    /// Whether more jobs may join it.
-    is_shareable: bool,
 }
 
 /// A call in flight, which has one reply.
@@ -70,7 +67,6 @@ impl Calls {
     pub(super) fn new() -> Self {
         Self {
             run: Vec::new(),
-            open: 0,
             keys: Vec::new(),
             calls: VecDeque::new(),
             jobs: VecDeque::new(),
@@ -125,25 +121,20 @@ impl Calls {
         }
         self.keys.push(hash);
         let (bytes, is_shareable) = (encoded.own_bytes(), encoded.is_shareable(check));
-        let fits = |call: &&mut OpenCall| {
+        let fits = |call: &OpenCall| {
             let has_room = call.jobs.len() < MAX_JOBS && call.bytes + bytes <= MAX_BYTES;
+            // Jobs that are alike can share calls, or none of them can.
             let is_like = |other: &Job| other.encoded(check).is_like(encoded);
-            call.is_shareable && has_room && call.jobs.first().is_some_and(is_like)
+            let joins = |first: &Job| is_shareable && has_room && is_like(first);
+            call.jobs.first().is_none_or(joins)
         };
         // Any call of the run, not only the last: its jobs are on different keys, so their order is free. The first that fits
-        // keeps jobs of one kind in the order of submission.
-        let open = self.run[..self.open].iter_mut();
-        let call = match open.filter(|_| is_shareable).find(fits) {
-            Some(call) => call,
-            None => {
-                if self.open == self.run.len() {
-                    self.run.push(OpenCall::default());
-                }
-                self.open += 1;
-                &mut self.run[self.open - 1]
-            }
-        };
-        call.is_shareable = is_shareable;
+        // keeps jobs of one kind in the order of submission. If none does, an empty one behind them.
+        let place = self.run.iter().position(fits).unwrap_or(self.run.len());
+        if place == self.run.len() {
+            self.run.push(OpenCall::default());
+        }
+        let call = &mut self.run[place];
         call.bytes += bytes;
         call.jobs.push(job);
     }
@@ -153,7 +144,7 @@ impl Calls {
         self.keys.clear();
         // Put back below with the buffers of its calls, which serve the next runs.
         let mut run = std::mem::take(&mut self.run);
-        for call in &mut run[..std::mem::take(&mut self.open)] {
+        for call in run.iter_mut().take_while(|call| !call.jobs.is_empty()) {
             call.bytes = 0;
             self.push_call(now, call.jobs.drain(..));
         }
