@@ -100,7 +100,7 @@ impl Lane {
     }
 
     /// Uses the standby, and returns whether there was one.
-    fn adopt_standby(&mut self) -> bool {
+    pub(super) fn adopt_standby(&mut self) -> bool {
         match std::mem::replace(&mut self.next, Next::None) {
             Next::Standby(opened, _) => {
                 self.adopt(*opened);
@@ -110,13 +110,6 @@ impl Lane {
                 self.next = next;
                 false
             }
-        }
-    }
-
-    /// Uses the standby that is due, or starts the attempt that is.
-    pub(super) fn on_next_due(&mut self) {
-        if !self.adopt_standby() {
-            self.start_attempt();
         }
     }
 

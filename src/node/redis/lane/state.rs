@@ -221,7 +221,7 @@ impl Lane {
         !matches!(self.next, Next::None)
     }
 
-    /// Returns when [`on_next_due`](Self::on_next_due) is called, if nothing else happens before.
+    /// Returns when the standby is used or an attempt begins, if nothing else happens before.
     pub(super) fn next_due(&self) -> Option<Instant> {
         match &self.next {
             Next::None | Next::Connecting(..) => None,

@@ -255,8 +255,9 @@ impl Lane {
 
     pub(super) fn on_timer(&mut self) {
         let now = Instant::now();
-        if self.next_due().is_some_and(|due| due <= now) {
-            self.on_next_due();
+        // The standby replaces the connection, or the attempt begins.
+        if self.next_due().is_some_and(|due| due <= now) && !self.adopt_standby() {
+            self.start_attempt();
         }
         if self.is_silent() && !self.is_probing() {
             let patience = 2 * self.server.timeouts.node;
