@@ -39,15 +39,9 @@ impl EmbeddedNode {
         self.store.lock().apply(command, now)
     }
 
-    fn is_free(&self, name: &KeyNames) -> bool {
-        let now = self.now();
-        self.store.lock().is_free(name, now)
-    }
-
     #[cfg(feature = "test-util")]
     pub(crate) fn held(&self) -> usize {
-        let now = self.now();
-        self.store.lock().held(now)
+        self.store.lock().held(self.now())
     }
 
     #[cfg(feature = "test-util")]
@@ -74,7 +68,8 @@ impl Node for EmbeddedNode {
                     let Command { names, op, .. } = &packet.command;
                     // A reader that leaves frees nothing while others stay.
                     let may_stay = matches!(op, Op::Shared(_) | Op::ReleaseAfter { .. });
-                    let is_free = |name: &&KeyNames| !may_stay || self.is_free(name);
+                    let is_free =
+                        |name: &&KeyNames| !may_stay || self.store.lock().is_free(name, self.now());
                     let names = names.iter().filter(is_free);
                     let counts = names.map(|name| self.subscribers.publish(name.channel()));
                     job.sender.set_subscribers(counts.max().unwrap_or(0));
