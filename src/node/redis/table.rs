@@ -318,12 +318,11 @@ impl EncodedCommand {
                 *end = bytes.len();
             }
         }
-        let hash =
-            |name: &KeyNames| BuildHasherDefault::<DefaultHasher>::default().hash_one(&name.lock);
+        let hasher = BuildHasherDefault::<DefaultHasher>::default();
         Self {
             operation,
             key_hash: match &**names {
-                [name] => Some(hash(name)),
+                [name] => Some(hasher.hash_one(&name.lock)),
                 _ => None,
             },
             asks_for_vote: op.is_vote(),
@@ -348,10 +347,6 @@ impl EncodedCommand {
     /// Returns the length of its part of a shared call.
     pub(super) fn own_bytes(&self) -> usize {
         self.shared[0]
-    }
-
-    fn keys(&self) -> &[u8] {
-        &self.bytes[..self.keys_end]
     }
 
     /// Returns the arguments that all commands of a shared call have in common.
@@ -401,9 +396,9 @@ pub(super) fn encode_call_into<'a>(
     if is_script {
         put_number(output, keys as u64);
     }
-    commands
-        .clone()
-        .for_each(|command| output.extend(command.keys()));
+    for command in commands.clone() {
+        output.extend(&command.bytes[..command.keys_end]);
+    }
     if let Some(key) = key {
         put_argument(output, key);
     }
