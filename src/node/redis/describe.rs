@@ -4,20 +4,11 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool::managed::PoolError;
 use deadpool_redis::redis::{RedisError, Value};
 
 /// Describes an error of redis-rs.
 pub(super) fn describe(error: &RedisError) -> String {
     with_remedy(error.to_string())
-}
-
-/// Describes an error of a user's pool.
-pub(super) fn describe_pool(error: &PoolError<RedisError>) -> String {
-    match error {
-        PoolError::Backend(error) => describe(error),
-        other => other.to_string(),
-    }
 }
 
 /// Describes the refusal of `AUTH`, if it was refused. A server that does not know the command repeats its arguments.

@@ -4,14 +4,16 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool::managed::{Manager, Metrics, Pool, PoolConfig, RecycleError, RecycleResult};
+use deadpool::managed::{
+    Manager, Metrics, Pool, PoolConfig, PoolError, RecycleError, RecycleResult,
+};
 use deadpool_redis::redis::{ConnectionInfo, IntoConnectionInfo, RedisError};
 use deadpool_redis::{Config, Connection, Runtime};
 use futures_util::FutureExt;
 
 use crate::node::redis::address::Address;
 use crate::node::redis::describe::{
-    describe_auth, describe_panic, describe_pool, describe_refusal, describe_url,
+    describe, describe_auth, describe_panic, describe_refusal, describe_url,
 };
 use crate::node::redis::link::{Link, Socket};
 
@@ -106,7 +108,10 @@ impl Manager for Connector {
                 Self::Address(address) => greet(address).await,
                 Self::Pool(pool) => {
                     let pooled = pool.get().await;
-                    let pooled = pooled.map_err(|error| describe_pool(&error))?;
+                    let pooled = pooled.map_err(|error| match error {
+                        PoolError::Backend(error) => describe(&error),
+                        other => other.to_string(),
+                    })?;
                     // For good: its other users may change the state of a connection, and returning it would cost a
                     // round trip at every checkout.
                     let mut connection = Connection::take(pooled);
