@@ -117,9 +117,8 @@ impl Link {
     pub(super) fn is_idle(&mut self) -> bool {
         let is_unusable = match self {
             Self::Own(socket) => socket.is_waiting(),
-            Self::Pooled(pooled) => {
-                pooled.is_lost || !(pooled.unanswered.is_empty() && pooled.arrived.is_empty())
-            }
+            // If replies have arrived that were not returned, polling returns one.
+            Self::Pooled(pooled) => pooled.is_lost || !pooled.unanswered.is_empty(),
         };
         let mut context = Context::from_waker(Waker::noop());
         !is_unusable && self.poll_reply(&mut context).is_pending()
