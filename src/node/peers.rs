@@ -9,7 +9,8 @@ use crate::protocol::Quorum;
 #[derive(Debug)]
 pub(crate) struct Peers {
     quorum: Quorum,
-    group: Option<Arc<str>>,
+    /// The name of the group, if it is one of several.
+    pub(crate) group: Option<Arc<str>>,
     silent: AtomicUsize,
 }
 
@@ -31,11 +32,6 @@ impl Peers {
         } else {
             self.silent.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    /// Returns the name of the group, if it is one of several.
-    pub(crate) fn group(&self) -> Option<&Arc<str>> {
-        self.group.as_ref()
     }
 
     /// Returns what a node that does not vote means for locks.

@@ -15,7 +15,7 @@ use crate::node::redis::link::ByteStream;
 #[derive(Debug)]
 pub(super) struct Address {
     target: Target,
-    settings: RedisConnectionInfo,
+    pub(super) settings: RedisConnectionInfo,
 }
 
 #[derive(Debug)]
@@ -62,10 +62,6 @@ impl Address {
             #[cfg(unix)]
             Target::Unix(path) => path.display().to_string(),
         }
-    }
-
-    pub(super) fn settings(&self) -> &RedisConnectionInfo {
-        &self.settings
     }
 
     /// Returns the commands with which a connection begins.

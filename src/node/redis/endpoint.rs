@@ -71,7 +71,7 @@ impl Endpoint {
 
     /// Returns what tells the node from others: each database of a server is a node of its own.
     pub(crate) fn identity(&self) -> String {
-        let database = self.address().map_or(0, |address| address.settings().db());
+        let database = self.address().map_or(0, |address| address.settings.db());
         format!("{}/{database}", self.name)
     }
 
@@ -144,7 +144,7 @@ async fn greet(address: &Address) -> Result<Link, Arc<str>> {
     let socket = Socket::new(stream.map_err(|error| error.to_string())?);
     let mut link = Link::Own(Box::new(socket));
     let replies = link.exchange(&address.greeting()).await?;
-    let has_password = address.settings().password().is_some();
+    let has_password = address.settings.password().is_some();
     let (auth, others) = replies.split_at(usize::from(has_password).min(replies.len()));
     let refused = auth.iter().find_map(describe_auth);
     match refused.or_else(|| others.iter().find_map(describe_refusal)) {

@@ -102,7 +102,7 @@ impl RedisServer {
 
     /// Returns the name of its group, if that is one of several.
     pub(super) fn group(&self) -> Option<&Arc<str>> {
-        self.peers.get()?.group()
+        self.peers.get()?.group.as_ref()
     }
 
     /// Returns whether requests are sent at once: the server answers and may vote, or has not been tried. Read before what
