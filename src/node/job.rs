@@ -55,10 +55,6 @@ pub(crate) struct Job {
     pub(crate) sender: VoteSender,
     /// When the request has become useless: for a release, when its lock has certainly expired, unless it also
     /// takes back an intent.
-    #[cfg_attr(
-        not(any(feature = "redis", feature = "test-util")),
-        expect(dead_code, reason = "embedded nodes answer at once")
-    )]
     pub(crate) useful_until: Instant,
     /// How often it was sent.
     #[cfg(feature = "redis")]
@@ -74,10 +70,6 @@ pub(crate) struct Packet {
     pub(crate) notifies: bool,
     /// When the intent has certainly expired, for a release that takes one back; until when the keys stay taken, for one
     /// that leaves them taken.
-    #[cfg_attr(
-        not(any(feature = "redis", feature = "test-util")),
-        expect(dead_code, reason = "embedded nodes answer at once")
-    )]
     pub(crate) until: Option<Instant>,
     /// The command as it goes over the wire.
     #[cfg(feature = "redis")]

@@ -10,6 +10,10 @@
 mod embedded;
 mod failure;
 mod home;
+#[cfg_attr(
+    not(any(feature = "redis", feature = "test-util")),
+    expect(dead_code, reason = "embedded nodes answer at once")
+)]
 mod job;
 #[cfg_attr(
     not(feature = "redis"),
