@@ -118,7 +118,9 @@ pub mod key {
 
     /// The types of the extractors, which programs rarely name.
     pub mod extractors {
-        pub use crate::middleware::key::{Each, Extension, Hashed, Literal, Map, Or, When};
+        pub use crate::middleware::key::{
+            Each, Extension, Hashed, Literal, Map, Or, RequestPart, When,
+        };
     }
 }
 

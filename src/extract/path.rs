@@ -10,8 +10,7 @@ use http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use crate::extract::locked::LockResource;
-use crate::middleware::KeyExtractor;
-use crate::middleware::key::{from_source, named};
+use crate::middleware::key::{RequestPart, named};
 use crate::protocol::{KeyError, LockKeys};
 
 /// Takes the key from the path parameter `name` of the matched axum route, percent-decoded.
@@ -36,8 +35,8 @@ use crate::protocol::{KeyError, LockKeys};
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn path(name: &'static str) -> impl KeyExtractor + Clone {
-    from_source(format!("path parameter `{name}`"), move |parts| {
+pub fn path(name: &'static str) -> RequestPart {
+    RequestPart::new(format!("path parameter `{name}`"), move |parts| {
         let params = raw_path_params(parts)?;
         let mut params = params.iter().flat_map(RawPathParams::iter);
         let Some((_, value)) = params.find(|(found, _)| *found == name) else {
@@ -71,8 +70,8 @@ pub fn path(name: &'static str) -> impl KeyExtractor + Clone {
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn matched_path() -> impl KeyExtractor + Clone {
-    from_source("the matched route", |parts| {
+pub fn matched_path() -> RequestPart {
+    RequestPart::new("the matched route", |parts| {
         match parts.extensions.get::<MatchedPath>() {
             Some(matched) => Ok(named(matched.as_str())),
             None => unrouted(parts, "key::matched_path()"),
@@ -103,11 +102,11 @@ pub fn matched_path() -> impl KeyExtractor + Clone {
 /// # let _: &dyn tower_redlock::KeyExtractor = &by_invoice;
 /// ```
 #[must_use]
-pub fn typed_path<T>() -> impl KeyExtractor + Clone
+pub fn typed_path<T>() -> RequestPart
 where
     T: DeserializeOwned + LockResource + Send + 'static,
 {
-    from_source("the path parameters", |parts| match path_params(parts) {
+    RequestPart::new("the path parameters", |parts| match path_params(parts) {
         Some(Ok(Path::<T>(resource))) => Ok(Some(resource.lock_keys())),
         Some(Err(error)) if error.status().is_client_error() => Err(KeyError::malformed(
             "the path parameters do not name a resource",

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use http::HeaderName;
 use http::request::Parts;
 
-use crate::middleware::KeyExtractor;
-use crate::middleware::key::header;
+use crate::middleware::key::header_key;
 use crate::protocol::KeyError;
 
 /// The idempotency key of a request, as the client sent it.
@@ -40,7 +39,7 @@ impl IdempotencyKey {
             ));
         }
         // Also refuses one that is sent more than once, or is not UTF-8.
-        let keys = header(name).extract(parts)?;
+        let keys = header_key(name, parts)?;
         keys.ok_or_else(|| malformed("is empty"))?;
         let text = std::str::from_utf8(bytes).unwrap_or_default();
         let key = match text.strip_prefix('"') {

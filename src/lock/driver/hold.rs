@@ -149,6 +149,7 @@ impl Driver {
         let now = Instant::now();
         // Those of the nodes that did not decide, before the queue gets as many again.
         self.take_votes(now - self.origin);
+        self.pass_events();
         // Before the first node can grant the lock to another caller: no handle may show it as valid then.
         let lost = self.state.end(now);
         let publishes = permit.publishes();

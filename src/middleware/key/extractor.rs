@@ -1,5 +1,6 @@
 //! The extractor trait, and its implementations for literals, tuples, closures and pointers.
 
+use std::fmt;
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -234,32 +235,37 @@ impl<K: IntoKeys> IntoKeys for Result<K, KeyError> {
     }
 }
 
-/// An extractor that names the part of a request from which it takes its keys.
+/// Extractor of the functions that take the key from one part of a request, such as [`header`](crate::key::header).
 #[derive(Clone)]
-struct Sourced<F> {
-    source: String,
-    extract: F,
+pub struct RequestPart {
+    source: Arc<str>,
+    extract: Arc<dyn Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Send + Sync>,
 }
 
-/// Creates an extractor from a closure, with its [source](KeyExtractor::source).
-pub(crate) fn from_source<F>(source: impl Into<String>, extract: F) -> impl KeyExtractor + Clone
-where
-    F: Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Clone + Send + Sync + 'static,
-{
-    let source = source.into();
-    Sourced { source, extract }
+impl RequestPart {
+    /// Creates an extractor from a closure, with its [source](KeyExtractor::source).
+    pub(crate) fn new(
+        source: impl Into<Arc<str>>,
+        extract: impl Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Send + Sync + 'static,
+    ) -> Self {
+        let (source, extract) = (source.into(), Arc::new(extract));
+        Self { source, extract }
+    }
 }
 
-impl<F> KeyExtractor for Sourced<F>
-where
-    F: Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Send + Sync + 'static,
-{
+impl KeyExtractor for RequestPart {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         (self.extract)(parts)
     }
 
     fn source(&self) -> Option<String> {
-        Some(self.source.clone())
+        Some(self.source.to_string())
+    }
+}
+
+impl fmt::Debug for RequestPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RequestPart").field(&self.source).finish()
     }
 }
 

@@ -4,12 +4,13 @@ use std::fmt::Debug;
 
 use http::HeaderName;
 use http::header::{COOKIE, HOST};
+use http::request::Parts;
 use http::uri::Authority;
 use percent_encoding::percent_decode;
 
-use crate::middleware::key::extractor::{KeyExtractor, from_source, named};
+use crate::middleware::key::extractor::{RequestPart, named};
 use crate::middleware::token_header::are_alike;
-use crate::protocol::KeyError;
+use crate::protocol::{KeyError, LockKeys};
 
 /// Takes the key from the request header `name`, byte for byte: `7` and `"7"` are two keys.
 ///
@@ -27,27 +28,31 @@ use crate::protocol::KeyError;
 /// # Panics
 ///
 /// If `name` is not a header name.
-pub fn header<N>(name: N) -> impl KeyExtractor + Clone
+pub fn header<N>(name: N) -> RequestPart
 where
     N: TryInto<HeaderName, Error: Debug>,
 {
     let name = name.try_into();
     let name = name.expect("key::header needs a valid header name");
-    from_source(format!("header `{name}`"), move |parts| {
-        let mut values = parts.headers.get_all(&name).iter();
-        let Some(value) = values.next() else {
-            return Ok(None);
-        };
-        let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
-        // Proxies and frameworks disagree on which of the values counts.
-        let is_other =
-            |other: &HeaderName| *other != name && are_alike(other.as_str().as_bytes(), &name);
-        if values.next().is_some() || parts.headers.keys().any(is_other) {
-            return Err(malformed("is sent more than once"));
-        }
-        let text = str::from_utf8(value.as_bytes()).map_err(|_| malformed("is not UTF-8"))?;
-        Ok(named(text))
+    RequestPart::new(format!("header `{name}`"), move |parts| {
+        header_key(&name, parts)
     })
+}
+
+/// Takes the key from a header; see [`header`].
+pub(crate) fn header_key(name: &HeaderName, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+    let mut values = parts.headers.get_all(name).iter();
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
+    let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
+    // Proxies and frameworks disagree on which of the values counts.
+    let is_other = |other: &HeaderName| other != name && are_alike(other.as_str().as_bytes(), name);
+    if values.next().is_some() || parts.headers.keys().any(is_other) {
+        return Err(malformed("is sent more than once"));
+    }
+    let text = str::from_utf8(value.as_bytes()).map_err(|_| malformed("is not UTF-8"))?;
+    Ok(named(text))
 }
 
 /// Takes the key from the cookie `name` as a `CookieJar` reads it: name and value are percent-decoded
@@ -65,8 +70,8 @@ where
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn cookie(name: &'static str) -> impl KeyExtractor + Clone {
-    from_source(format!("cookie `{name}`"), move |parts| {
+pub fn cookie(name: &'static str) -> RequestPart {
+    RequestPart::new(format!("cookie `{name}`"), move |parts| {
         let malformed = |what: &str| KeyError::malformed(format!("cookie `{name}` {what}"));
         // HTTP/2 may send each cookie in a header of its own (RFC 9113, section 8.2.3).
         let headers = parts.headers.get_all(COOKIE).iter();
@@ -120,8 +125,8 @@ fn trimmed(text: &[u8]) -> &[u8] {
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn host() -> impl KeyExtractor + Clone {
-    from_source("header `host`", |parts| {
+pub fn host() -> RequestPart {
+    RequestPart::new("header `host`", |parts| {
         let malformed = |what: &str| KeyError::malformed(format!("header `host` {what}"));
         let mut headers = parts.headers.get_all(HOST).iter();
         let header = headers.next();
@@ -169,11 +174,11 @@ fn name(authority: &Authority) -> Result<(String, Option<u16>), KeyError> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use http::request::Parts;
     use http::{HeaderValue, Request};
 
     use super::*;
-    use crate::protocol::{LockKey, LockKeys};
+    use crate::middleware::KeyExtractor;
+    use crate::protocol::LockKey;
 
     /// Returns the head of a request with a header of each value.
     pub(crate) fn parts_with(name: &'static str, values: &[&[u8]]) -> Parts {

@@ -8,13 +8,15 @@ mod header;
 mod literal;
 
 pub use extension::{Extension, extension};
-#[cfg(feature = "axum")]
-pub(crate) use extractor::from_source;
-pub use extractor::{Each, Hashed, IntoKeys, KeyExtractor, Map, Or, When, each, from_fn};
+pub use extractor::{
+    Each, Hashed, IntoKeys, KeyExtractor, Map, Or, RequestPart, When, each, from_fn,
+};
 pub(crate) use extractor::{named, present};
 #[cfg(feature = "json")]
 pub use form::json_pointer;
 pub use form::{form_field, query};
+#[cfg(feature = "idempotency")]
+pub(crate) use header::header_key;
 #[cfg(all(test, feature = "idempotency"))]
 pub(crate) use header::tests::parts_with;
 pub use header::{cookie, header, host};
