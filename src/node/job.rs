@@ -134,11 +134,6 @@ impl Job {
             self.sender.is_open()
         }
     }
-
-    /// Returns whether this is a release whose lock may still be there.
-    pub(crate) fn may_unlock(&self, now: Instant) -> bool {
-        self.is_release() && now < self.useful_until
-    }
 }
 
 /// For nodes behind a connection that may break.
@@ -163,6 +158,11 @@ impl Job {
             Some(encoded) => encoded.operation,
             None => Operation::of(&packet.command, packet.notifies, false),
         }
+    }
+
+    /// Returns whether this is a release whose lock may still be there.
+    pub(crate) fn may_unlock(&self, now: Instant) -> bool {
+        self.is_release() && now < self.useful_until
     }
 
     /// Marks the job as sent. How long a release leaves the keys taken is counted from now on.

@@ -305,9 +305,11 @@ fn eviction_policy(info: &str) -> Option<&str> {
 
 /// Parses the reply of the admission script: the generation, and the server's clock.
 fn read_stamp(stamp: Value) -> Option<(Generation, Duration)> {
-    let (generation, seconds, micros): (String, u64, u64) = from_redis_value(stamp).ok()?;
-    let now = Duration::from_secs(seconds).checked_add(Duration::from_micros(micros))?;
-    Some((Generation::parse(&generation)?, now))
+    let (generation, seconds, micros): (String, String, String) = from_redis_value(stamp).ok()?;
+    let seconds = Duration::from_secs(seconds.parse().ok()?);
+    let micros = Duration::from_micros(micros.parse().ok()?);
+    let generation = Generation::parse(&generation)?;
+    Some((generation, seconds.checked_add(micros)?))
 }
 
 fn refused(what: &str, why: &str) -> Arc<str> {
