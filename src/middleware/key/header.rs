@@ -61,7 +61,7 @@ pub(crate) fn header_key(name: &HeaderName, parts: &Parts) -> Result<Option<Lock
 /// So `sid=REAL`, `sid=%52EAL` and `%73id="REAL"` are one key, because they are one session. Missing or
 /// empty: the request names no resource. Sent more than once, in any spelling, or not UTF-8 when
 /// decoded: the request is malformed. A session cookie is a secret and would be visible on the nodes: use its hash
-/// ([`hashed`](KeyExtractor::hashed)).
+/// ([`hashed`](crate::KeyExtractor::hashed)).
 ///
 /// ```
 /// use tower_redlock::{KeyExtractor, key};
