@@ -353,6 +353,10 @@ mod tests {
         let (generation, now) = read_stamp(stamp).unwrap();
         assert_eq!(generation.as_str(), "r:100:999999:run");
         assert_eq!(generation.age(now), Duration::from_micros(2));
-        assert!(read_stamp(Value::Array(vec![bulk("x"), bulk("1"), bulk("1")])).is_none());
+        // redis-rs would read a negative number as a huge one, by which the server would look old.
+        for (generation, seconds) in [("x", "1"), ("r:100:999999:run", "-1")] {
+            let stamp = Value::Array(vec![bulk(generation), bulk(seconds), bulk("1")]);
+            assert!(read_stamp(stamp).is_none());
+        }
     }
 }
