@@ -37,6 +37,8 @@ struct Leases {
     /// The numbers that no ticket has.
     unused: Vec<usize>,
     released: usize,
+    /// Whether the shutdown has begun.
+    is_draining: bool,
     /// The releases of lease tasks that have ended, which some node has not confirmed.
     unsettled: VecDeque<UnsettledRelease>,
 }
@@ -177,7 +179,7 @@ impl Registry {
     pub(crate) fn enter(self: &Arc<Self>) -> Option<Ticket> {
         let mut leases = self.leases.lock();
         // Under the mutex under which a drain ends this: a task is either refused, or found among the running ones.
-        if self.stage() != DrainStage::Open {
+        if leases.is_draining {
             return None;
         }
         leases.forget_settled();
@@ -197,6 +199,7 @@ impl Registry {
             let mut leases = self.leases.lock();
             // Wakes those that wait, which do not need the mutex to see the stage.
             self.advance(DrainStage::Draining);
+            leases.is_draining = true;
             leases.released = 0;
         }
         let in_time = tokio::time::timeout(timeout, self.emptied()).await.is_ok();
@@ -287,7 +290,7 @@ impl Drop for Ticket {
         leases.set_released(self.id);
         leases.unused.push(self.id);
         // The drain has asked to be notified before it looks under the mutex, so it either finds no task or hears this.
-        if leases.is_empty() {
+        if leases.is_draining && leases.is_empty() {
             self.registry.emptied.notify_waiters();
         }
     }

@@ -374,11 +374,20 @@ impl LockState {
 
     /// Ends the lock for its holders, because its release begins. Returns why it was lost before, if it was.
     pub(crate) fn end(&self, now: Instant) -> Option<LostReason> {
+        let mut state = self.state.lock();
         // Before its task has noticed.
-        if self.valid_until() <= now && self.lose(LostReason::Expired).is_none() {
+        let has_expired = state.lost.is_none() && state.valid_until <= now;
+        let before = match has_expired {
+            true => Some(LostReason::Expired),
+            false => state.lost,
+        };
+        state.lost = before.or(Some(LostReason::Released));
+        drop(state);
+        self.changed.notify_waiters();
+        if has_expired {
             report_loss(LostReason::Expired);
         }
-        self.lose(LostReason::Released)
+        before
     }
 
     /// Returns the next command of a holder.

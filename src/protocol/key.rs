@@ -6,6 +6,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::io::Write;
 use std::num::NonZeroU8;
+use std::ops::Deref;
+use std::slice;
 use std::sync::Arc;
 
 /// The name of one lockable resource: any non-empty byte string.
@@ -244,14 +246,43 @@ const LONGEST_KIND: u8 = 32;
 /// assert_eq!(both.as_slice(), [LockKey::from("alice"), LockKey::from("bob")]);
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct LockKeys(Keys);
+pub struct LockKeys(Few<LockKey>);
 
-#[derive(Clone, PartialEq, Eq, Hash)]
-enum Keys {
-    /// Most locks have one key, which needs no list.
-    One(LockKey),
-    /// None, or more than one.
-    Many(Arc<[LockKey]>),
+/// One value, which needs no list, or a shared list of none or several.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Few<T> {
+    One(T),
+    Many(Arc<[T]>),
+}
+
+impl<T> Deref for Few<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::One(value) => slice::from_ref(value),
+            Self::Many(values) => values,
+        }
+    }
+}
+
+impl<T> FromIterator<T> for Few<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
+        let mut values = values.into_iter();
+        match (values.next(), values.next()) {
+            (Some(only), None) => Self::One(only),
+            (first, second) => {
+                let begin = first.into_iter().chain(second);
+                Self::Many(begin.chain(values).collect())
+            }
+        }
+    }
+}
+
+impl<T> Default for Few<T> {
+    fn default() -> Self {
+        Self::Many(Arc::default())
+    }
 }
 
 impl LockKeys {
@@ -261,10 +292,7 @@ impl LockKeys {
     /// Returns the keys in ascending order.
     #[must_use]
     pub fn as_slice(&self) -> &[LockKey] {
-        match &self.0 {
-            Keys::One(key) => std::slice::from_ref(key),
-            Keys::Many(keys) => keys,
-        }
+        &self.0
     }
 
     /// Checks the rules that do not depend on a namespace.
@@ -289,7 +317,7 @@ impl fmt::Debug for LockKeys {
 
 impl From<LockKey> for LockKeys {
     fn from(key: LockKey) -> Self {
-        Self(Keys::One(key))
+        Self(Few::One(key))
     }
 }
 
@@ -299,10 +327,7 @@ impl<K: Into<LockKey>> FromIterator<K> for LockKeys {
         // All clients use one order, so that requests for several keys cannot wait in a circle.
         keys.sort_unstable();
         keys.dedup();
-        Self(match <[_; 1]>::try_from(keys) {
-            Ok([key]) => Keys::One(key),
-            Err(keys) => Keys::Many(keys.into()),
-        })
+        Self(keys.into_iter().collect())
     }
 }
 

@@ -178,6 +178,7 @@ mod store;
 mod token;
 pub mod validity;
 
+pub(crate) use key::Few;
 pub use key::{KeyError, LockKey, LockKeys};
 pub use names::{
     IntentName, KeyNames, MAX_CLEAR_KEY, Namespace, RecordNames, SharedNames, SlotNames,

@@ -24,7 +24,7 @@ use crate::protocol::acquire::{Refusal, RefusalKind};
 use crate::protocol::lease::Trace;
 use crate::protocol::lease::{Event, Input, Lease, LeaseSpec};
 use crate::protocol::message::{Answer, Command, Op, Reply};
-use crate::protocol::{FencingToken, KeyNames, NodeSet, OwnerToken};
+use crate::protocol::{FencingToken, Few, KeyNames, NodeSet, OwnerToken};
 
 /// The driver of one lease: an attempt, and the lock once it is granted.
 pub(super) struct Driver {
@@ -39,12 +39,13 @@ pub(super) struct Driver {
     /// The answers. Their phase is the number of the request.
     votes: VoteReceiver,
     /// The failures of nodes, by number, in the acquisition, or in the extension or release that followed it.
-    failures: BTreeMap<usize, NodeFailure>,
+    /// `None` for most locks.
+    failures: Option<BTreeMap<usize, NodeFailure>>,
     /// The request of that extension or release.
     decision: u32,
     timer: Option<Pin<Box<Sleep>>>,
     /// The places of the keys in the queue, which know the processes that wait for each key.
-    places: Arc<[Arc<Place>]>,
+    places: Few<Arc<Place>>,
     /// A read under way.
     read: Option<Pin<Box<dyn Future<Output = Input> + Send + Sync>>>,
     #[cfg(feature = "test-util")]
@@ -56,7 +57,7 @@ impl Driver {
     pub(super) fn new(
         spec: &Arc<LockSpec>,
         origin: Instant,
-        places: &Arc<[Arc<Place>]>,
+        places: &Few<Arc<Place>>,
     ) -> Box<Self> {
         let cluster = &spec.cluster;
         let proposal = || spec.lease.proposal.unwrap_or_else(next_proposal);
@@ -80,10 +81,10 @@ impl Driver {
             },
             lease: Lease::new(lease, cluster.quorum, Duration::ZERO, patience),
             votes: VoteReceiver::new(&cluster.names),
-            failures: BTreeMap::new(),
+            failures: None,
             decision: 0,
             timer: None,
-            places: Arc::clone(places),
+            places: places.clone(),
             read: None,
             #[cfg(feature = "test-util")]
             trace,
@@ -148,10 +149,14 @@ impl Driver {
         // What has arrived since, so that the error names every node.
         while let Some(vote) = self.votes.try_recv() {
             if self.lease.counts(vote.phase) {
-                let failures = std::mem::take(&mut self.failures);
+                let failures = self.failures.take();
                 self.on_vote(vote, self.origin.elapsed());
                 self.failures = failures;
-            } else if let Answer::Replied(_) = note(&mut self.failures, vote.node, vote.outcome) {
+            } else if let Answer::Replied(_) = note(
+                self.failures.get_or_insert_default(),
+                vote.node,
+                vote.outcome,
+            ) {
                 voted.insert(vote.node);
             }
         }
@@ -261,7 +266,7 @@ impl Driver {
         }
         let answer = match vote.outcome {
             // Most nodes never fail.
-            Ok(reply) if self.failures.is_empty() => Answer::Replied(reply),
+            Ok(reply) if self.failures.is_none() => Answer::Replied(reply),
             outcome => {
                 let never_sent = outcome.as_ref().is_err_and(NodeFailure::never_sent);
                 let answer = note(self.failures_of(number), node, outcome);
@@ -369,14 +374,14 @@ impl Driver {
     /// Returns the failures of the nodes in the decision to which this request belongs.
     fn failures_of(&mut self, number: u32) -> &mut BTreeMap<usize, NodeFailure> {
         if self.decision != number && !self.lease.is_acquiring() {
-            (self.decision, self.failures) = (number, BTreeMap::new());
+            (self.decision, self.failures) = (number, None);
         }
-        &mut self.failures
+        self.failures.get_or_insert_default()
     }
 
     /// Takes the failures, and those of the nodes that had not answered when the others decided.
     pub(super) fn take_failures(&mut self, silent: NodeSet) -> Vec<NodeFailure> {
-        let mut failures = std::mem::take(&mut self.failures);
+        let mut failures = self.failures.take().unwrap_or_default();
         for number in silent.iter() {
             let node = Arc::clone(&self.state.spec.cluster.names[number]);
             let unanswered = NodeFailure::Unanswered { node };

@@ -112,12 +112,12 @@ impl LockTask {
         let is_here = cluster.home.is(&Handle::current());
         if is_here && let Some(outcome) = self.decide_inline().await {
             if outcome.is_ok() {
-                self.spawn(None);
+                self.spawn(&cluster, None);
             }
             return outcome;
         }
         let (caller, outcome) = oneshot::channel();
-        self.spawn(Some(caller));
+        self.spawn(&cluster, Some(caller));
         if is_here {
             let closed = |_| Err(LockError::Closed.into());
             return outcome.await.unwrap_or_else(closed);
@@ -144,9 +144,12 @@ impl LockTask {
     }
 
     /// Goes on in the home, with a caller that waits for the outcome if there is none yet.
-    fn spawn(self: Box<Self>, caller: Option<oneshot::Sender<Result<LockGuard, AcquireError>>>) {
-        let (cluster, span) = (Arc::clone(&self.spec.cluster), self.span.clone());
-        spawn_in(&cluster, span, self.run(caller));
+    fn spawn(
+        self: Box<Self>,
+        cluster: &Cluster,
+        caller: Option<oneshot::Sender<Result<LockGuard, AcquireError>>>,
+    ) {
+        spawn_in(cluster, self.span.clone(), self.run(caller));
     }
 
     /// Makes attempts for a caller that waits for the outcome; then holds the lock, and releases it.

@@ -36,7 +36,7 @@ use crate::node::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::node::telemetry::Counted;
 use crate::node::{Mutex, after};
 use crate::protocol::lease::{Access, Decided};
-use crate::protocol::{KeyNames, LockKey, LockKeys};
+use crate::protocol::{Few, KeyNames, LockKey, LockKeys};
 
 /// The places of all keys that this process holds, requests or waits for.
 #[derive(Debug, Default)]
@@ -58,7 +58,7 @@ pub(crate) struct Permit {
     /// `None` if there are no keys.
     queue: Option<Arc<LocalQueue>>,
     /// In the order of the keys.
-    places: Arc<[Arc<Place>]>,
+    places: Few<Arc<Place>>,
     access: Access,
     /// Tells it from the other callers of its places.
     caller: u64,
@@ -271,7 +271,7 @@ impl Permit {
     }
 
     /// Returns the places of the keys, which outlive the permit.
-    pub(crate) fn places(&self) -> &Arc<[Arc<Place>]> {
+    pub(crate) fn places(&self) -> &Few<Arc<Place>> {
         &self.places
     }
 
