@@ -80,10 +80,10 @@ impl<B: Body> LockBody<B> {
     /// Makes the body of a response hold a lock to the end of the response.
     pub(super) fn hold(
         response: Response<B>,
+        declared: Option<u64>,
         held: HeldLock,
         await_release: bool,
     ) -> Response<Self> {
-        let declared = declared_length(response.headers());
         // hyper ends a message at its declared length, and prefers that of the header.
         response.map(|body| Self {
             held: Some(held),
@@ -110,7 +110,8 @@ impl LockGuard {
     /// A response without a body cannot wait for the release: [`release`](Self::release) the guard
     /// before you return one.
     pub fn hold_until_sent<B: Body>(self, response: Response<B>) -> Response<LockBody<B>> {
-        LockBody::hold(response, HeldLock::new(self, OnLost::Abort), true)
+        let declared = declared_length(response.headers());
+        LockBody::hold(response, declared, HeldLock::new(self, OnLost::Abort), true)
     }
 }
 

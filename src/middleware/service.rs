@@ -180,13 +180,16 @@ where
         }
         let config = this.config;
         if let Some(mut held) = this.held.take() {
-            if config.release_at == ReleaseAt::BodyEnd
-                && let Some(Ok(Ok(response))) = this.ended
-                && has_body(response, this.method)
-                && let Some(Ok(Ok(response))) = this.ended.take()
+            if let Some(Ok(Ok(response))) = this.ended
+                && config.release_at == ReleaseAt::BodyEnd
             {
-                let response = LockBody::hold(response, held, config.await_release);
-                return Poll::Ready(Ok(response));
+                let declared = declared_length(response.headers());
+                if has_body(response, declared, this.method)
+                    && let Some(Ok(Ok(response))) = this.ended.take()
+                {
+                    let response = LockBody::hold(response, declared, held, config.await_release);
+                    return Poll::Ready(Ok(response));
+                }
             }
             // A lock that is not awaited is dropped here and released in the background.
             if config.await_release && held.poll_release(context).is_pending() {
@@ -359,7 +362,7 @@ fn lock(
 
 /// Returns whether any frame of the body will be sent, which can wait for the release
 /// (RFC 9110, section 6.4.1).
-fn has_body<B: Body>(response: &Response<B>, method: &Method) -> bool {
+fn has_body<B: Body>(response: &Response<B>, declared: Option<u64>, method: &Method) -> bool {
     let status = response.status();
     let is_forbidden = status.is_informational()
         || status == StatusCode::NO_CONTENT
@@ -367,9 +370,8 @@ fn has_body<B: Body>(response: &Response<B>, method: &Method) -> bool {
         || *method == Method::HEAD
         || (*method == Method::CONNECT && status.is_success());
     let body = response.body();
-    let is_empty = body.is_end_stream()
-        || body.size_hint().exact() == Some(0)
-        || declared_length(response.headers()) == Some(0);
+    let is_empty =
+        body.is_end_stream() || body.size_hint().exact() == Some(0) || declared == Some(0);
     !is_forbidden && !is_empty
 }
 

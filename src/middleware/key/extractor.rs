@@ -1,4 +1,4 @@
-//! The extractor trait, and its implementations for literals, tuples, closures and pointers.
+//! The extractor trait, and its implementations for literals, parts of a request, tuples, closures and pointers.
 
 use std::fmt;
 use std::sync::Arc;
