@@ -37,7 +37,7 @@ struct Leases {
     /// The numbers that no ticket has.
     unused: Vec<usize>,
     released: usize,
-    /// Whether the shutdown has begun.
+    /// Whether the shutdown has begun. The stage tells that too, but to read it takes another lock.
     is_draining: bool,
     /// The releases of lease tasks that have ended, which some node has not confirmed.
     unsettled: VecDeque<UnsettledRelease>,

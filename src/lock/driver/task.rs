@@ -431,6 +431,6 @@ mod tests {
         let (spec, permit) = (Arc::clone(&state.spec), Permit::default());
         let task = LockTask::new(spec, None, permit, wait, None).unwrap();
         let size = size_of_val(&task.run(None));
-        assert!(size <= 900, "{size} bytes");
+        assert!(size <= 300, "{size} bytes");
     }
 }
