@@ -67,7 +67,9 @@ pub use once::{
 };
 pub use protocol::message::KeyState;
 #[doc(inline)]
-pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};
+pub use protocol::{
+    FencingToken, Holder, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry,
+};
 
 /// Extractors of lock keys: one function per part of a request.
 ///

@@ -16,7 +16,7 @@ fuzz_target!(|data: &[u8]| {
     if let Some(fingerprint) = Fingerprint::from_hex(data) {
         let owner = OwnerToken::with_fingerprint([1; 16], fingerprint);
         assert_eq!(owner.fingerprint(), Some(fingerprint));
-        let written = owner.to_hex().split_off(32);
+        let written = owner.to_value().split_off(32);
         assert!(
             written.as_bytes().eq_ignore_ascii_case(data),
             "{}",

@@ -1,5 +1,7 @@
 //! Routers for operators: the health of the nodes, and whether a key is held.
 
+use std::time::UNIX_EPOCH;
+
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -11,6 +13,7 @@ use serde_json::{Value, json};
 use crate::lock::{GroupHealth, Health, LockError, NodeHealth, Redlock};
 use crate::node::{NodeState, whole_seconds};
 use crate::once::Inspection;
+use crate::protocol::Holder;
 use crate::protocol::message::KeyState;
 
 /// Creates a router that answers `GET /` with the [`Health`] of the nodes, for a load balancer or an
@@ -187,12 +190,19 @@ fn body(inspection: &Inspection) -> Value {
     body["group"] = json!(&*inspection.group);
     body["fencing_token"] = json!(inspection.fencing_token().map(|token| token.as_u64()));
     body["recorded"] = json!(inspection.is_recorded());
+    body["holders"] = inspection.holders().iter().map(holder).collect();
     body["needed"] = json!(inspection.needed);
     body["nodes"] = nodes.collect();
     if let Some(next) = &inspection.next {
         body["next"] = self::body(next);
     }
     body
+}
+
+fn holder(holder: &Holder) -> Value {
+    let since = holder.since().duration_since(UNIX_EPOCH);
+    let since = since.unwrap_or_default().as_secs();
+    json!({ "label": holder.label(), "note": holder.note(), "since": since })
 }
 
 fn state(state: Option<KeyState>) -> Value {

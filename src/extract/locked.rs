@@ -276,7 +276,9 @@ impl RequestLocks {
         let (keys, mut options) = (resource.lock_keys(), resource.options());
         // Never from the key, which clients choose.
         options.label.get_or_insert(UNNAMED);
-        let locking = self.handles.lock(&self.redlock, keys, options, None);
+        let locking = self
+            .handles
+            .lock(&self.redlock, keys, options.clone(), None);
         match locking.await {
             Ok(guard) => {
                 // The loss of the lock does not stop the handler.

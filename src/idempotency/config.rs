@@ -120,7 +120,7 @@ impl Config {
 
     pub(super) fn once(&self, resource: LockKey) -> ExecuteOnce {
         let mut once = self.redlock.once(resource);
-        once.options = self.options;
+        once.options = self.options.clone();
         once.cap.clone_from(&self.waiters);
         once.at_most_once = self.at_most_once;
         once.retention = self.retention;

@@ -240,7 +240,7 @@ impl LockRequest {
                     guard.set_delivered();
                     span.finish("lock acquired", "granted", guard.fencing_token());
                 }
-                Err(error) => span.finish("lock refused", error.outcome(), None),
+                Err(error) => span.refuse(error.outcome(), error.holder()),
             }
             outcome
         }
@@ -275,7 +275,7 @@ impl LockRequest {
                 }
             };
             slots = self.all_slots();
-            let LockError::Contended { retry_after } = refused else {
+            let LockError::Contended { retry_after, .. } = refused else {
                 return Err(refused);
             };
             let delay = settings.retry.delay(tries, retry_after, random_u64());
@@ -327,8 +327,7 @@ impl LockRequest {
                 locked = self.acquire(group, keys, slots, join, until, span) => locked,
                 () = lost(&guards) => {
                     give_up(guards).await;
-                    let retry_after = None;
-                    return Err(StageError::Again(LockError::Contended { retry_after }));
+                    return Err(StageError::Again(LockError::contended(None)));
                 }
             };
             match locked {
@@ -437,6 +436,7 @@ impl LockRequest {
         spec.lease.access = access;
         spec.lease.max_hold = options.max_hold.or(settings.max_hold);
         spec.lease.hold_at_least = options.hold_at_least.map(|least| least.min(NEVER));
+        spec.note.clone_from(&options.note);
         join(&mut spec);
         Ok((Arc::new(spec), slot_table))
     }

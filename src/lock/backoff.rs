@@ -30,7 +30,7 @@ use crate::lock::state::LockSpec;
 use crate::node::{Job, Node, Packet, VoteReceiver, random_u64, unguessable};
 use crate::protocol::lease::{Access, Decided, TICK};
 use crate::protocol::message::{Command, Op, SharedOp};
-use crate::protocol::{KeyNames, OnRelease, OwnerToken, Retry};
+use crate::protocol::{Holder, KeyNames, OnRelease, OwnerToken, Retry};
 
 /// The longest run of local callers that acquire a key in a row while releases are not published, in multiples of
 /// the longest delay between attempts.
@@ -50,6 +50,8 @@ pub(crate) struct Backoff {
     polls: u32,
     /// The number of releases that were published.
     releases: u32,
+    /// Who held the lock at the last attempt.
+    holder: Option<Holder>,
     /// The watches for the releases of the keys, once subscribed.
     watching: Vec<Watching>,
     /// Present while the caller waits for readers to leave. Dropped with this when the caller has the lock, so that
@@ -68,6 +70,7 @@ pub(crate) enum AcquireError {
         is_shared: bool,
         /// The free slots of the key, one bit for each.
         free: u64,
+        holder: Option<Holder>,
     },
     /// What was executed under the key decides; no further attempt is made.
     Decided(Decided),
@@ -87,7 +90,14 @@ impl AcquireError {
     /// Returns the error for the caller of a plain lock, for whom nothing else decides.
     pub(crate) fn into_lock_error(self) -> LockError {
         match self {
-            Self::Contended { retry_after, .. } => LockError::Contended { retry_after },
+            Self::Contended {
+                retry_after,
+                holder,
+                ..
+            } => LockError::Contended {
+                retry_after,
+                holder,
+            },
             Self::Failed(error) => error,
             Self::Decided(_) | Self::Abandoned => LockError::Closed,
         }
@@ -96,8 +106,13 @@ impl AcquireError {
     /// Returns the error that callers behind this one in the queue may get too.
     pub(crate) fn for_others(&self) -> Option<LockError> {
         match self {
-            Self::Contended { retry_after, .. } => Some(LockError::Contended {
+            Self::Contended {
+                retry_after,
+                holder,
+                ..
+            } => Some(LockError::Contended {
                 retry_after: *retry_after,
+                holder: holder.clone(),
             }),
             Self::Failed(error) => Some(error.clone()),
             Self::Decided(_) | Self::Abandoned => None,
@@ -114,6 +129,7 @@ impl Backoff {
             splits: None,
             polls: 0,
             releases: 0,
+            holder: None,
             watching: Vec::new(),
             announcement: None,
         }
@@ -169,6 +185,7 @@ impl Backoff {
             retry_after,
             is_split,
             is_shared,
+            holder,
             ..
         } = refusal
         else {
@@ -188,14 +205,19 @@ impl Backoff {
         let delay = match soon {
             Some(delay) => delay,
             None if now >= wait.deadline => {
-                return Err(LockError::Contended { retry_after }.into());
+                return Err(LockError::Contended {
+                    retry_after,
+                    holder,
+                }
+                .into());
             }
             None => {
                 permit.end_run();
                 wait.occupy()?;
                 let delay = self.poll_delay(spec, permit, retry_after);
                 let delay = delay.min(wait.deadline - now);
-                permit.set_refused(now + delay, retry_after);
+                permit.set_refused(now + delay, retry_after, &holder);
+                self.holder = holder;
                 delay
             }
         };
@@ -270,6 +292,7 @@ impl Backoff {
         gone: impl Future<Output = ()>,
     ) -> Result<(), AcquireError> {
         let due = sleep(self.delay.max(TICK));
+        let holder = self.holder.clone();
         let is_for_slot = matches!(spec.lease.access, Access::Slot(_));
         let waiting = async {
             tokio::select! {
@@ -281,12 +304,14 @@ impl Backoff {
             // A caller that has all of its permits goes on also at the deadline.
             timeout_at(deadline, permit.acquire_rest()).await
         };
-        let retry_after = None;
         tokio::select! {
             biased;
             () = gone => Err(AcquireError::Abandoned),
             () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
-            waited = waiting => waited.map_err(|_| LockError::Contended { retry_after }.into()),
+            waited = waiting => waited.map_err(|_| {
+                let retry_after = None;
+                LockError::Contended { retry_after, holder }.into()
+            }),
         }
     }
 

@@ -188,6 +188,18 @@ impl RedlockBuilder {
         self
     }
 
+    /// Sets the label by which refused callers and operators know this process, such as `host/pid`; see
+    /// [`Holder`](crate::Holder). Default: none.
+    ///
+    /// It is stored on the nodes, in the value of each lock, and costs no further command. It has 64 bytes at most, and no
+    /// control characters. Responses do not show it unless a layer is told to
+    /// [`expose_holder`](crate::RedlockLayer::expose_holder).
+    pub fn holder(mut self, holder: impl Into<String>) -> Self {
+        self.settings.holder = Some(holder.into().into());
+        self.is_set("holder");
+        self
+    }
+
     /// Sets the delays between attempts while another process holds the lock and no majority of the nodes
     /// would publish its release. Default: random, growing from 10 ms to 250 ms.
     pub fn retry(mut self, retry: Retry) -> Self {

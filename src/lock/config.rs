@@ -102,7 +102,7 @@ impl RedlockConfig {
             let not_text = |_| BuildError::new(name, "not UTF-8", "correct it or unset it");
             let read = text.into_string().map_err(not_text).and_then(|text| {
                 let value = match *name {
-                    "urls" | "moving_to" | "namespace" => text.into(),
+                    "urls" | "moving_to" | "namespace" | "holder" => text.into(),
                     _ => value_of(text.trim()),
                 };
                 config.set(name, value)
@@ -130,7 +130,7 @@ impl RedlockConfig {
 macro_rules! read {
     ($($(#[$doc:meta])+ $name:ident: $type:ty $(as $optional:ty)? = $default:expr;)+) => {
         /// The names of all settings that are data.
-        const NAMES: &[&str] = &["urls", "moving_to", "namespace", $(stringify!($name)),+];
+        const NAMES: &[&str] = &["urls", "moving_to", "namespace", "holder", $(stringify!($name)),+];
 
         /// A configuration file.
         #[cfg(feature = "serde")]
@@ -140,6 +140,7 @@ macro_rules! read {
             urls: Value,
             moving_to: Value,
             namespace: Value,
+            holder: Value,
             $($name: Value,)+
         }
 
@@ -152,6 +153,7 @@ macro_rules! read {
                 config.set("urls", fields.urls)?;
                 config.set("moving_to", fields.moving_to)?;
                 config.set("namespace", fields.namespace)?;
+                config.set("holder", fields.holder)?;
                 $(config.set(stringify!($name), fields.$name)?;)+
                 Ok(config)
             }
@@ -174,6 +176,9 @@ macro_rules! read {
                         builder.moving_to = Some(groups).filter(|groups| !groups.is_empty());
                     }
                     ("namespace", Value::String(namespace)) => builder.namespace = Some(namespace),
+                    ("holder", Value::String(holder)) => {
+                        builder.settings.holder = Some(holder.into());
+                    }
                     $((stringify!($name), value) => {
                         let read = <$type>::from_value(&value);
                         let read = read.map_err(|form| BuildError::new(name, shown(&value), form))?;

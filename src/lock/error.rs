@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::node::{NodeFailure, whole_seconds};
 use crate::protocol::validity::whole_millis;
-use crate::protocol::{KeyError, validity};
+use crate::protocol::{Holder, KeyError, validity};
 
 /// The longest ttl that is not rejected as a mistake in units: ten days.
 pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
@@ -25,13 +25,14 @@ pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
 #[non_exhaustive]
 pub enum LockError {
     /// Another caller holds the lock, and held it until the end of the wait.
-    #[error("the lock is held by another caller{}", match retry_after {
-        Some(left) => format!("; it expires in {left:?} unless it is renewed"),
-        None => String::new(),
-    })]
+    #[error("{}", contended(*retry_after, holder.as_ref()))]
+    #[non_exhaustive]
     Contended {
         /// The time until the lock expires unless its holder renews it, if known.
         retry_after: Option<Duration>,
+        /// Who holds it, if the holder says so and this caller has heard it; of several holders, one at most. See
+        /// [`Redlock::inspect`](crate::Redlock::inspect) for all.
+        holder: Option<Holder>,
     },
     /// No majority of the nodes voted, and no holder of the lock is known.
     #[error("{}", unavailable(*reached, *needed, voted, nodes))]
@@ -101,6 +102,22 @@ pub enum LockError {
 }
 
 impl LockError {
+    /// Returns who holds the lock, if that is known.
+    pub(crate) fn holder(&self) -> Option<&Holder> {
+        match self {
+            Self::Contended { holder, .. } => holder.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Returns the error of a caller that has not heard who holds the lock.
+    pub(crate) fn contended(retry_after: Option<Duration>) -> Self {
+        Self::Contended {
+            retry_after,
+            holder: None,
+        }
+    }
+
     /// Returns the error of a lock in several groups, of which one could not be given the token of another.
     /// These are the nodes of that group.
     pub(crate) fn from_raise(
@@ -264,6 +281,12 @@ fn quarantined(reached: usize, needed: usize, nodes: &[NodeFailure]) -> Option<D
     let up = reached + nodes.iter().filter(is_unanswered).count();
     let missing = needed.saturating_sub(up).max(1);
     left.get(missing - 1).copied()
+}
+
+fn contended(retry_after: Option<Duration>, holder: Option<&Holder>) -> String {
+    let holder = holder.map_or_else(|| "another caller".into(), Holder::to_string);
+    let left = retry_after.map(|left| format!("; it expires in {left:?} unless it is renewed"));
+    format!("the lock is held by {holder}{}", left.unwrap_or_default())
 }
 
 fn unavailable(reached: usize, needed: usize, voted: &[Arc<str>], nodes: &[NodeFailure]) -> String {

@@ -85,7 +85,7 @@ impl Future for Lead {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(campaign) = self.campaign.take() {
-            self.running = Some(campaign(self.options));
+            self.running = Some(campaign(self.options.clone()));
         }
         let Some(running) = &mut self.running else {
             // Polled again after its end.
@@ -128,7 +128,7 @@ where
         let request = LockRequest {
             core: Arc::clone(&core),
             keys: keys.clone(),
-            options,
+            options: options.clone(),
             // A candidate waits for as long as another process leads, and must not keep other callers from waiting.
             caps: [None, None],
         };

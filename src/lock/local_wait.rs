@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::lock::error::LockError;
 use crate::lock::layout::Group;
-use crate::lock::queue::{CountedWaiter, Occupancy, Permit, Wait, permits};
+use crate::lock::queue::{CountedWaiter, Occupancy, Permit, PlaceState, Wait, permits};
 use crate::lock::registry::DrainStage;
 use crate::lock::state::{LockSpec, LockState};
 
@@ -94,8 +94,9 @@ impl Group {
                 return Err(error.into());
             }
             let state = place.state(access);
-            let holder = state.holder.filter(|holder| !holder.is_ending());
-            if let Some(refusal) = holder.and_then(|holder| refuse(&holder)) {
+            let holder = state.holder.as_ref();
+            let holder = holder.filter(|holder| !holder.is_ending());
+            if let Some(refusal) = holder.and_then(|holder| refuse(holder)) {
                 return Err(refusal);
             }
             // Each change restarts the time in which the callers before this one are to take their next step.
@@ -138,8 +139,16 @@ impl Group {
                     _ => true,
                 };
                 if refused {
-                    let retry_after = blocked.map_or(state.retry_after, |key| key.retry_after);
-                    return Err(LockError::Contended { retry_after }.into());
+                    let PlaceState {
+                        retry_after,
+                        held_by: holder,
+                        ..
+                    } = blocked.unwrap_or(state);
+                    return Err(LockError::Contended {
+                        retry_after,
+                        holder,
+                    }
+                    .into());
                 }
             }
             // A caller that waits in any case is not woken for each lock of another one.

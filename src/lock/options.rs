@@ -1,5 +1,6 @@
 //! The options of a lock, which requests, layers and resources set.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::lease::Access;
@@ -14,13 +15,14 @@ use crate::protocol::lease::Access;
 /// let patient = LockOptions::default().wait(Duration::from_secs(2));
 /// # let _ = patient;
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct LockOptions {
     pub(crate) ttl: Option<Duration>,
     pub(crate) wait: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) label: Option<&'static str>,
+    pub(crate) note: Option<Arc<str>>,
     pub(crate) access: Option<Access>,
     pub(crate) hold_at_least: Option<Duration>,
 }
@@ -56,6 +58,16 @@ macro_rules! option_setters {
             /// and always so in a [`LockResource`](crate::LockResource).
             pub fn label(mut self, label: &'static str) -> Self {
                 self.options_mut().label = Some(label);
+                self
+            }
+
+            /// Sets a note that callers see who are refused because of this lock, such as a route or a trace id; see
+            /// [`Holder`](crate::Holder). Default: none.
+            ///
+            /// It is stored on the nodes, in the value of the lock. At most 64 bytes are kept, and control characters
+            /// become spaces.
+            pub fn note(mut self, note: impl AsRef<str>) -> Self {
+                self.options_mut().note = Some($crate::protocol::shown(note.as_ref()));
                 self
             }
         }
@@ -194,6 +206,7 @@ impl LockOptions {
             wait: self.wait.or(others.wait),
             max_hold: self.max_hold.or(others.max_hold),
             label: self.label.or(others.label),
+            note: self.note.or(others.note),
             access: self.access.or(others.access),
             hold_at_least: self.hold_at_least.or(others.hold_at_least),
         }

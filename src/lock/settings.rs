@@ -1,12 +1,13 @@
 //! The settings of a lock service: each with its documentation, its type, its default, and the checks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::error::{BuildError, LONGEST_TTL, LockError};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::Traces;
 use crate::protocol::validity::whole_millis;
-use crate::protocol::{Namespace, Retry, validity};
+use crate::protocol::{Namespace, Retry, is_shown, validity};
 
 /// The longest retention of a fence, and the longest restart guard: ten years.
 const LONGEST_RETENTION: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
@@ -126,6 +127,8 @@ macro_rules! define {
         #[derive(Debug, Clone)]
         pub(crate) struct Settings {
             pub(crate) namespace: Namespace,
+            /// The label of this process, for those who ask who holds a lock.
+            pub(crate) holder: Option<Arc<str>>,
             pub(crate) retry: Retry,
             #[cfg(feature = "test-util")]
             pub(crate) traces: Option<Traces>,
@@ -136,6 +139,7 @@ macro_rules! define {
             fn default() -> Self {
                 Self {
                     namespace: Namespace::default(),
+                    holder: None,
                     retry: Retry::default(),
                     #[cfg(feature = "test-util")]
                     traces: None,
@@ -210,6 +214,12 @@ impl Settings {
         }
         if retention > LONGEST_RETENTION {
             return refuse("fence_retention", retention, too_long(LONGEST_RETENTION));
+        }
+        if let Some(holder) = &self.holder
+            && (holder.is_empty() || !is_shown(holder))
+        {
+            let remedy = "use 1 to 64 bytes of text without control characters";
+            return Err(BuildError::new("holder", &**holder, remedy));
         }
         Ok(Self {
             ttl: whole_millis(ttl),

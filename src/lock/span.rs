@@ -10,7 +10,7 @@ use tracing::{Span, debug, info_span};
 use crate::lock::cluster::Cluster;
 use crate::node::Mutex;
 use crate::node::telemetry::{self, Counted, LockLabels};
-use crate::protocol::{FencingToken, LockKey, LockKeys};
+use crate::protocol::{FencingToken, Holder, LockKey, LockKeys};
 
 /// The span of a lock that is being acquired, and the event of its outcome. A span that is dropped unfinished reports
 /// `abandoned`.
@@ -33,6 +33,8 @@ pub(crate) struct LockSpan {
     pub(crate) waits_since: Arc<OnceLock<Instant>>,
     /// What to report when it is dropped: the message, the outcome, and the token of a lock that was granted with one.
     end: (&'static str, &'static str, Option<FencingToken>),
+    /// Who holds the lock that was refused, if that is known.
+    holder: Option<Holder>,
 }
 
 impl LockSpan {
@@ -59,6 +61,7 @@ impl LockSpan {
             began: Instant::now(),
             waits_since: Arc::default(),
             end: ("lock abandoned", "abandoned", None),
+            holder: None,
         }
     }
 
@@ -89,6 +92,12 @@ impl LockSpan {
     ) {
         self.end = (message, outcome, token);
     }
+
+    /// Finishes with the outcome of a refusal, and who holds the lock, if that is known.
+    pub(crate) fn refuse(mut self, outcome: &'static str, holder: Option<&Holder>) {
+        self.holder = holder.cloned();
+        self.finish("lock refused", outcome, None);
+    }
 }
 
 impl Drop for LockSpan {
@@ -107,6 +116,7 @@ impl Drop for LockSpan {
                 group = labels.group.as_deref(),
                 outcome,
                 fencing_token = token,
+                holder = self.holder.as_ref().map(field::display),
                 wait_ms,
                 "{message}"
             );

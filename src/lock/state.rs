@@ -27,15 +27,17 @@ use crate::lock::registry::Registry;
 use crate::node::sync::Notify;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::telemetry::LockLabels;
-use crate::node::{Mutex, telemetry};
+use crate::node::{Mutex, telemetry, wall_clock};
 use crate::protocol::lease::{Access, Effect, Event, Input, LeaseSpec, Stored};
 use crate::protocol::validity::whole_millis;
-use crate::protocol::{FencingToken, KeyNames, LockKeys, validity};
+use crate::protocol::{FencingToken, Holder, KeyNames, LockKeys, validity};
 
 /// A lock as its holders see it. It has none before it is granted.
 #[derive(Debug)]
 pub(crate) struct LockState {
     pub(crate) spec: Arc<LockSpec>,
+    /// Who holds it, as the nodes are told.
+    pub(crate) holder: Option<Holder>,
     /// The number of shares, which guards, responses and bodies hold.
     shares: AtomicUsize,
     state: Mutex<LeaseState>,
@@ -75,6 +77,7 @@ impl LockState {
     /// Creates the state of a lock that is not granted yet.
     pub(crate) fn new(spec: &Arc<LockSpec>, now: Instant) -> Arc<Self> {
         Arc::new(Self {
+            holder: spec.holder(),
             spec: Arc::clone(spec),
             shares: AtomicUsize::new(0),
             state: Mutex::new(LeaseState {
@@ -442,6 +445,8 @@ pub(crate) struct LockSpec {
     pub(crate) reader: Option<Arc<dyn Reader>>,
     /// Its labels in spans and metrics.
     pub(crate) labels: LockLabels,
+    /// What its holder says of it.
+    pub(crate) note: Option<Arc<str>>,
 }
 
 /// Reads what a lease asks for.
@@ -482,7 +487,17 @@ impl LockSpec {
             is_fenced: settings.fencing,
             reader: None,
             labels,
+            note: None,
         }
+    }
+
+    /// Returns who would hold a lock from now on, if the process or the lock has a word for it.
+    fn holder(&self) -> Option<Holder> {
+        let (label, note) = (
+            self.cluster.settings.holder.as_deref(),
+            self.note.as_deref(),
+        );
+        (label.is_some() || note.is_some()).then(|| Holder::new(label, note, wall_clock()))
     }
 
     /// Makes it one of several leases of its caller, of which this is the highest token so far. The times of all of them begin

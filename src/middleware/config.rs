@@ -35,6 +35,7 @@ pub(super) struct Config {
     pub(super) refusals: Refusals,
     pub(super) forward_token: Option<HeaderName>,
     pub(super) expose_token: Option<HeaderName>,
+    pub(super) expose_holder: bool,
     pub(super) runs_to_completion: bool,
 }
 
@@ -138,7 +139,7 @@ impl Config {
         if options.access.is_none() && self.is_shared(&parts.method) {
             options = options.shared();
         }
-        options.or(self.options)
+        options.or(self.options.clone())
     }
 
     fn is_shared(&self, method: &Method) -> bool {

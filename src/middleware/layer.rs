@@ -83,6 +83,7 @@ impl RedlockLayer {
                 refusals: Refusals::new(),
                 forward_token: None,
                 expose_token: None,
+                expose_holder: false,
                 runs_to_completion: false,
             }),
             on_disconnect: PhantomData,
@@ -239,6 +240,13 @@ impl<D> RedlockLayer<D> {
 
         /// Puts the fencing token into this header of the response. Default: none.
         expose_token(header: HeaderName) => expose_token = Some(header);
+
+        /// Sets whether a refusal because of contention says who holds the lock, in the member `holder` of its body. Default:
+        /// false.
+        ///
+        /// The member has the `label` of the holder's process and the `note` on its lock, as far as they are set; see
+        /// [`Holder`](crate::Holder). Anybody who may send requests can read them then.
+        expose_holder(expose_holder: bool) => expose_holder = expose_holder;
     }
 
     /// Lets a handler that has started run to completion when its client disconnects. Default:

@@ -8,7 +8,7 @@ use http::{HeaderMap, StatusCode};
 
 use crate::lock::{LockError, LockOptions, LostReason};
 use crate::node::whole_seconds;
-use crate::protocol::KeyError;
+use crate::protocol::{Holder, KeyError};
 
 /// Why a request was not served, or not to its end.
 ///
@@ -24,6 +24,9 @@ pub enum Rejection {
         /// When a retry makes sense, if it is not the default: the [`retry_after`](crate::RedlockLayer::retry_after) of
         /// the layer, or the remaining ttl of a lock with [`hold_at_least`](crate::LockOptions::hold_at_least).
         retry_after: Option<Duration>,
+        /// Who holds it, if that is known and the layer is told to
+        /// [`expose_holder`](crate::RedlockLayer::expose_holder).
+        holder: Option<Holder>,
     },
     /// So many requests hold a slot of the resource as there are; see
     /// [`max_concurrent`](crate::RedlockLayer::max_concurrent).
@@ -167,7 +170,9 @@ impl Rejection {
         retry_after: Option<Duration>,
     ) -> Self {
         match error {
-            LockError::Contended { retry_after: left } => {
+            LockError::Contended {
+                retry_after: left, ..
+            } => {
                 let left = left.filter(|_| options.hold_at_least.is_some());
                 let retry_after = retry_after.or(left);
                 match options.is_slot() {
@@ -175,6 +180,7 @@ impl Rejection {
                     false => Self::Contended {
                         status,
                         retry_after,
+                        holder: None,
                     },
                 }
             }
@@ -188,6 +194,14 @@ impl Rejection {
             }
             error => Self::Failed(error),
         }
+    }
+
+    /// Adds the holder of the lock, if another request holds it.
+    pub(super) fn with_holder(mut self, by: Option<Holder>) -> Self {
+        if let Self::Contended { holder, .. } = &mut self {
+            *holder = by;
+        }
+        self
     }
 
     /// Converts an error of a key extractor.
@@ -294,6 +308,7 @@ mod tests {
         Rejection::Contended {
             status,
             retry_after,
+            holder: None,
         }
     }
 

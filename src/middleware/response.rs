@@ -8,7 +8,7 @@ use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response};
 use http_body_util::Full;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::middleware::calls::CallToken;
 use crate::middleware::macros::opaque_debug;
@@ -200,8 +200,18 @@ impl RequestKind {
 fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
     let (status, _, code, title) = rejection.row();
     let detail = Value::from(rejection.to_string());
+    let holder = match rejection {
+        Rejection::Contended {
+            holder: Some(holder),
+            ..
+        } => {
+            let holder = json!({ "label": holder.label(), "note": holder.note() });
+            format!(r#","holder":{holder}"#)
+        }
+        _ => String::new(),
+    };
     let body = format!(
-        r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{title}","status":{status},"detail":{detail},"code":"{code}"}}"#
+        r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{title}","status":{status},"detail":{detail},"code":"{code}"{holder}}}"#
     );
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = rejection.status();

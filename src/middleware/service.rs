@@ -98,12 +98,12 @@ where
                 future.is_not_started = config.runs_to_completion.then(Arc::default);
                 let handles = LockHandles::from_extensions(&mut parts.extensions);
                 let options = config.options(&parts);
+                future.is_ready = !options.has_wait();
                 let locking = lock(Arc::clone(config), handles, keys, options);
                 future.locking = Some(Box::pin(locking));
                 // Only the instance that was made ready may be called. Its clone is not ready.
                 let clone = self.inner.clone();
                 let mut inner = mem::replace(&mut self.inner, clone);
-                future.is_ready = !options.has_wait();
                 if !future.is_ready {
                     // The wait may be long: give up readiness, such as a permit, and ask for it again once the lock is held.
                     inner = self.inner.clone();
@@ -336,7 +336,8 @@ fn lock(
     keys: LockKeys,
     options: LockOptions,
 ) -> impl Future<Output = Result<Option<HeldLock>, Rejection>> + Send {
-    let locking = handles.lock(&config.redlock, keys, options, config.waiters.as_ref());
+    let (redlock, waiters) = (&config.redlock, config.waiters.as_ref());
+    let locking = handles.lock(redlock, keys, options.clone(), waiters);
     async move {
         match locking.await {
             Ok(guard) => {
@@ -353,8 +354,9 @@ fn lock(
             }
             Err(error) => {
                 let (status, retry_after) = (config.contended_status, config.retry_after);
+                let holder = error.holder().filter(|_| config.expose_holder).cloned();
                 let rejection = Rejection::from_lock_error(error, &options, status, retry_after);
-                Err(rejection)
+                Err(rejection.with_holder(holder))
             }
         }
     }

@@ -42,7 +42,7 @@ pub(crate) use job::{Job, Packet, Vote, VoteReceiver};
 pub(crate) use peers::Peers;
 pub(crate) use release_signal::{ReleaseSignal, ReleaseWatch, Subscription};
 pub(crate) use sync::Mutex;
-pub(crate) use system::{NEVER, after, next_proposal, random_u64, sha256, unguessable};
+pub(crate) use system::{NEVER, after, next_proposal, random_u64, sha256, unguessable, wall_clock};
 #[cfg(feature = "metrics")]
 pub use telemetry::LATENCY_BUCKETS;
 pub(crate) use traits::Node;

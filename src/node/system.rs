@@ -78,7 +78,7 @@ pub(crate) fn next_proposal() -> u64 {
     if let Some(proposal) = SimEnv::next_proposal() {
         return proposal;
     }
-    let now = wall_clock_micros();
+    let now = micros(wall_clock());
     let before = LAST_PROPOSAL
         // One variable: its modification order alone makes the proposals grow.
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| {
@@ -92,10 +92,14 @@ pub(crate) fn next_proposal() -> u64 {
     clippy::disallowed_types,
     reason = "the only place that may read the wall clock"
 )]
-fn wall_clock_micros() -> u64 {
-    let since_1970 = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
+/// Returns the time since 1970, which may jump and differs between computers.
+pub(crate) fn wall_clock() -> Duration {
+    let now = std::time::SystemTime::now();
+    now.duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
+fn micros(since_1970: Duration) -> u64 {
     // It fits until the year 586,000.
     u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX / 2)
 }
@@ -108,7 +112,7 @@ mod tests {
     #[test]
     fn proposals_always_grow() {
         // Ahead of the clock, so that each proposal depends on the last one.
-        LAST_PROPOSAL.fetch_max(wall_clock_micros() + 1_000_000, Ordering::Relaxed);
+        LAST_PROPOSAL.fetch_max(micros(wall_clock()) + 1_000_000, Ordering::Relaxed);
         let start = std::sync::Barrier::new(4);
         let mut all: Vec<u64> = std::thread::scope(|threads| {
             let proposing = [(); 4].map(|()| {

@@ -2,6 +2,7 @@
 
 use crate::lock::{AcquireError, LockError, LostReason};
 use crate::node::telemetry;
+use crate::protocol::Holder;
 use crate::protocol::lease::Decided;
 
 /// The reason for which a request is not executed.
@@ -30,6 +31,14 @@ impl Denied {
             Self::Decided(Decided::Undecided) => "undecided",
             Self::Decided(Decided::Conflicting) => "conflicting",
             Self::Decided(Decided::Unknown) => "unknown",
+        }
+    }
+
+    /// Returns who holds the lock, if that is known.
+    pub(super) fn holder(&self) -> Option<&Holder> {
+        match self {
+            Self::Lock(error) => error.holder(),
+            Self::Lost(_) | Self::Decided(_) => None,
         }
     }
 }

@@ -143,7 +143,7 @@ fn order(cluster: &Cluster, head: &Record) -> Vec<usize> {
 
 fn unread(nodes: Vec<NodeFailure>) -> LockError {
     if nodes.is_empty() {
-        return LockError::Contended { retry_after: None };
+        return LockError::contended(None);
     }
     // One node with the record would be enough.
     let (reached, needed) = (0, 1);

@@ -1,6 +1,7 @@
 //! Looking into a key and its record, and freeing a key that another caller holds: for operators.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 use crate::lock::{Asked, Cluster, Group, LockError, Redlock};
 use crate::node::{NodeFailure, Packet, sha256, unguessable};
 use crate::protocol::message::{Command, KeyState, Op, Reply, Seen};
-use crate::protocol::{FencingToken, KeyNames, LockKey, OwnerToken};
+use crate::protocol::{FencingToken, Holder, KeyNames, LockKey, OwnerToken};
 
 /// Report of [`Redlock::inspect`]: what the nodes know of a key.
 ///
@@ -57,7 +58,7 @@ pub struct NodeInspection {
 }
 
 /// A key on one node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InspectedKey {
     /// Whether the key is locked there.
@@ -66,6 +67,9 @@ pub struct InspectedKey {
     pub fencing_token: Option<FencingToken>,
     /// Whether the outcome of an execution is recorded under the key; see [`Redlock::once`].
     pub is_recorded: bool,
+    /// Who holds the key there: of many readers, 16 at most, in no order. Holders without a label and a note are left
+    /// out.
+    pub holders: Vec<Holder>,
 }
 
 /// Report of [`Redlock::revoke`].
@@ -191,6 +195,19 @@ impl Inspection {
         self.keys().filter_map(|key| key.fencing_token).max()
     }
 
+    /// Returns who holds the key, as far as the holders say so: each that a majority of the nodes names. More readers than
+    /// 16 are not all named.
+    #[must_use]
+    pub fn holders(&self) -> Vec<Holder> {
+        let named: Vec<&Holder> = self.keys().flat_map(|key| &key.holders).collect();
+        let all: BTreeSet<&Holder> = named.iter().copied().collect();
+        let by_majority = |holder: &&Holder| {
+            let naming = named.iter().filter(|named| *named == holder);
+            naming.count() >= self.needed
+        };
+        all.into_iter().filter(by_majority).cloned().collect()
+    }
+
     /// Returns whether a majority of the nodes has a record of an execution under the key.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
@@ -245,6 +262,7 @@ async fn inspect(group: &Group, key: &LockKey) -> Inspection {
             state: seen.state,
             fencing_token: seen.fence.and_then(|fence| fence.try_into().ok()),
             is_recorded: seen.is_recorded,
+            holders: seen.holders,
         }),
     });
     Inspection {
@@ -275,7 +293,7 @@ async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
     let revocation_at = |node: usize| {
         let (seen, latency) = seen.get(node)?.as_ref().ok()?;
         let op = Op::Revoke {
-            holder: seen.holder.clone()?,
+            holder: seen.mark.clone()?,
             until: seen.at + ends.saturating_sub(*latency),
         };
         Some(request(&names, op, cluster.settings.wake_ups))
@@ -372,6 +390,7 @@ mod tests {
                 state,
                 fencing_token: None,
                 is_recorded: false,
+                holders: Vec::new(),
             }),
         });
         let inspection = Inspection {

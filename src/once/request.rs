@@ -178,7 +178,7 @@ impl ExecuteOnce {
             Err(denied @ Denied::Decided(Decided::Recorded(_))) => {
                 span.finish("outcome replayed", denied.outcome(), None);
             }
-            Err(denied) => span.finish("lock refused", denied.outcome(), None),
+            Err(denied) => span.refuse(denied.outcome(), denied.holder()),
         }
         outcome
     }
@@ -353,6 +353,7 @@ impl ExecuteOnce {
         // A second execution must not begin beside the first.
         spec.lease.renews = true;
         spec.lease.max_hold = options.max_hold;
+        spec.note.clone_from(&options.note);
         spec.lease.once = Some(OnceSpec {
             fingerprint: self.fingerprint,
             executes: true,

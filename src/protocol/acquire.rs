@@ -16,6 +16,7 @@
 
 use std::time::Duration;
 
+use crate::protocol::holder::Holder;
 use crate::protocol::message::{Answer, Reply};
 use crate::protocol::quorum::{NodeSet, Quorum, which};
 use crate::protocol::record::{Fingerprint, Record};
@@ -42,6 +43,8 @@ pub struct AcquireRound {
     acquired: Vec<Acquired>,
     /// Whether readers hold the lock at some node.
     is_shared: bool,
+    /// The holder that more nodes have named than all others together, if there is one, and how many more.
+    named: (Option<Holder>, usize),
     /// The highest number in any answer.
     highest: u64,
     /// 0 during `ACQUIRE`, then the number of the current second phase. Answers to the `CONFIRM` of an earlier one are
@@ -96,7 +99,7 @@ pub enum AcquireStep {
 }
 
 /// The reason of a failed acquisition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Refusal {
     /// The state of the lock, as far as it is known.
     pub kind: RefusalKind,
@@ -105,6 +108,8 @@ pub struct Refusal {
     pub is_split: bool,
     /// Whether readers hold it at some node, so that a caller that waits should keep new ones out.
     pub is_shared: bool,
+    /// Who holds it, as most of the nodes name the holder.
+    pub holder: Option<Holder>,
     /// The slots that are free at a majority of the nodes that refused this one, one bit for each.
     pub free: u64,
     /// The nodes that gave a vote, for this attempt or for another owner.
@@ -137,6 +142,7 @@ impl AcquireRound {
             refused: NodeSet::default(),
             acquired: vec![Acquired::Nothing; quorum.nodes()],
             is_shared: false,
+            named: (None, 0),
             highest: 0,
             step: 0,
             target: 0,
@@ -174,6 +180,9 @@ impl AcquireRound {
             Answer::Replied(_) | Answer::Failed => Acquired::Nothing,
         };
         self.is_shared |= matches!(answer, Answer::Replied(Reply::HeldShared { .. }));
+        if let Answer::Replied(Reply::Held { holder, .. }) = answer {
+            self.note_holder(holder.as_ref());
+        }
         match acquired {
             Acquired::Nothing => {}
             Acquired::Granted(number) => {
@@ -400,10 +409,23 @@ impl AcquireRound {
             kind,
             is_split: !granted.is_empty(),
             is_shared: self.is_shared,
+            holder: self.named.0.clone(),
             free: self.free_slots(),
             voted,
             unanswered,
         })
+    }
+
+    /// Counts the holder that a node names. Where callers compete, or one has died, nodes name different ones.
+    fn note_holder(&mut self, holder: Option<&Holder>) {
+        let (named, count) = &mut self.named;
+        if named.as_ref() == holder {
+            *count += 1;
+        } else if *count > 0 {
+            *count -= 1;
+        } else {
+            self.named = (holder.cloned(), 1);
+        }
     }
 
     /// Returns the slots that a majority of the nodes that named free slots named.

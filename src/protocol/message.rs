@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::protocol::holder::Holder;
 use crate::protocol::names::KeyNames;
 use crate::protocol::record::{Fingerprint, Record};
 use crate::protocol::token::OwnerToken;
@@ -171,6 +172,8 @@ pub enum Reply {
         expires_in: Option<Duration>,
         /// The fingerprint of the holder's request, if its owner token has one.
         fingerprint: Option<Fingerprint>,
+        /// Who holds the last of them to expire, if its owner token shows that.
+        holder: Option<Holder>,
     },
     /// To acquire: readers hold one of the keys.
     HeldShared {
@@ -240,8 +243,13 @@ pub struct Seen {
     /// The time of the node.
     pub at: Duration,
     /// What holds the lock, if it is locked.
-    pub holder: Option<HolderMark>,
+    pub mark: Option<HolderMark>,
+    /// Who holds the lock, [`MAX_HOLDERS`] at most: those whose owner tokens show it.
+    pub holders: Vec<Holder>,
 }
+
+/// How many holders of a key a node names at most. Readers may be many.
+pub const MAX_HOLDERS: usize = 16;
 
 /// What holds a lock on a node, as an opaque mark. All readers have the same one.
 #[derive(Clone, PartialEq, Eq, Hash)]

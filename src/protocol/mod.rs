@@ -165,6 +165,7 @@
 
 pub mod acquire;
 pub mod admission;
+mod holder;
 mod key;
 pub mod lease;
 pub mod message;
@@ -178,6 +179,8 @@ mod store;
 mod token;
 pub mod validity;
 
+pub use holder::Holder;
+pub(crate) use holder::{is_shown, shown};
 pub(crate) use key::Few;
 pub use key::{KeyError, LockKey, LockKeys};
 pub use names::{

@@ -10,7 +10,7 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::memory::{Fence, Holder, Kept, Lock, Mark, unmark};
+use self::memory::{Fence, Kept, Lock, LockedBy, Mark, unmark};
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, HolderMark, Op, Reply, Seen};
 use crate::protocol::names::{IntentName, KeyNames, RecordNames, SlotNames};
@@ -127,13 +127,14 @@ impl Store {
             if let Some(refusal) = self.slots(names, now) {
                 return refusal;
             }
-            if holders().any(|lock| lock.holder == Holder::Readers) {
+            if holders().any(|lock| lock.by == LockedBy::Readers) {
                 return Reply::HeldShared { expires_in };
             }
-            let fingerprint = last.owner().and_then(OwnerToken::fingerprint);
+            let owner = last.owner();
             return Reply::Held {
                 expires_in,
-                fingerprint,
+                fingerprint: owner.and_then(OwnerToken::fingerprint),
+                holder: owner.and_then(OwnerToken::holder).cloned(),
             };
         }
         let intents = names.iter().filter_map(intent_of);
@@ -171,9 +172,9 @@ impl Store {
                     };
                     self.intents.insert(Arc::clone(name), intent);
                 }
-                let holder = Holder::One(owner);
+                let by = LockedBy::One(owner);
                 self.locks
-                    .insert(Arc::clone(&name.lock), Lock { holder, expires });
+                    .insert(Arc::clone(&name.lock), Lock { by, expires });
             }
         }
         self.sweep(now);
@@ -289,7 +290,8 @@ impl Store {
                 .map(|fence| fence.number),
             is_recorded: record.is_some_and(|record| self.kept(record, now).is_some()),
             at: now,
-            holder: self.lock(name, now).map(Lock::mark),
+            mark: self.lock(name, now).map(Lock::mark),
+            holders: self.holders(name, now),
         }
     }
 

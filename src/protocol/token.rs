@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::protocol::holder::Holder;
 use crate::protocol::names::hex;
 use crate::protocol::record::Fingerprint;
 
@@ -16,6 +17,7 @@ use crate::protocol::record::Fingerprint;
 pub struct OwnerToken {
     random: [u8; 16],
     fingerprint: Option<Fingerprint>,
+    holder: Option<Holder>,
 }
 
 impl OwnerToken {
@@ -25,6 +27,7 @@ impl OwnerToken {
         Self {
             random,
             fingerprint: None,
+            holder: None,
         }
     }
 
@@ -34,6 +37,7 @@ impl OwnerToken {
         Self {
             random,
             fingerprint: Some(fingerprint),
+            holder: None,
         }
     }
 
@@ -43,12 +47,42 @@ impl OwnerToken {
         self.fingerprint
     }
 
-    /// Returns the token as the nodes store it: 32 lower-case hexadecimal digits, and 32 more if it
-    /// has a fingerprint.
+    /// Makes it one that also shows other callers who holds the lock.
     #[must_use]
-    pub fn to_hex(&self) -> String {
-        let fingerprint = self.fingerprint.map(Fingerprint::to_hex);
-        hex(&self.random) + &fingerprint.unwrap_or_default()
+    pub fn held_by(self, holder: Option<Holder>) -> Self {
+        Self { holder, ..self }
+    }
+
+    /// Returns who holds the lock, if the token shows it.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        self.holder.as_ref()
+    }
+
+    /// Returns the token as the nodes store it: 32 lower-case hexadecimal digits, and 32 more if it
+    /// has a fingerprint; then the holder, if it has one. Two values are equal only if all of it is, so that no other
+    /// client can match a token whose random half it does not know.
+    #[must_use]
+    pub fn to_value(&self) -> String {
+        let mut value = hex(&self.random);
+        if let Some(fingerprint) = self.fingerprint {
+            value += &fingerprint.to_hex();
+        }
+        if let Some(holder) = &self.holder {
+            value = value + " " + holder.as_str();
+        }
+        value
+    }
+
+    /// Reads what follows the random half in the value of a lock, which any client may have written.
+    #[must_use]
+    pub fn parse_shown(shown: &[u8]) -> (Option<Fingerprint>, Option<Holder>) {
+        let space = shown.iter().position(|c| *c == b' ');
+        let (digits, holder) = shown.split_at(space.unwrap_or(shown.len()));
+        let fingerprint = Fingerprint::from_hex(digits);
+        let is_ours = digits.is_empty() || fingerprint.is_some();
+        let holder = holder.strip_prefix(b" ").filter(|_| is_ours);
+        (fingerprint, holder.and_then(Holder::parse))
     }
 }
 
@@ -160,7 +194,7 @@ impl Generation {
     /// Begins a generation.
     #[must_use]
     pub fn new(random: &OwnerToken, began: Duration, run_id: &str) -> Self {
-        let (random, seconds, micros) = (random.to_hex(), began.as_secs(), began.subsec_micros());
+        let (random, seconds, micros) = (random.to_value(), began.as_secs(), began.subsec_micros());
         Self(format!("{random}:{seconds}:{micros}:{run_id}").into())
     }
 

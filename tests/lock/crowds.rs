@@ -287,7 +287,7 @@ async fn caller_whose_future_is_not_polled_does_not_keep_others_from_the_key() {
         // What was sent is granted by the nodes, until its ttl: they decide.
         let began = Instant::now();
         let refused = redlock.lock("k").wait(wait).await;
-        let Err(LockError::Contended { retry_after }) = refused else {
+        let Err(LockError::Contended { retry_after, .. }) = refused else {
             panic!("{refused:?}");
         };
         assert!(retry_after.is_some());

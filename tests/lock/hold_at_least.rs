@@ -35,7 +35,7 @@ async fn a_key_that_is_released_early_stays_taken_for_all_processes() {
             guard.release().await.unwrap();
         }
         for redlock in [&one, &other] {
-            let Err(LockError::Contended { retry_after }) = redlock.try_lock("k").await else {
+            let Err(LockError::Contended { retry_after, .. }) = redlock.try_lock("k").await else {
                 panic!("it is taken");
             };
             assert!(retry_after.unwrap() <= secs(least - 1), "{retry_after:?}");

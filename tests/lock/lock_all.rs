@@ -124,7 +124,8 @@ async fn lock_all_with_one_held_key_locks_none() {
                 matches!(
                     refused,
                     Err(LockError::Contended {
-                        retry_after: Some(_)
+                        retry_after: Some(_),
+                        ..
                     })
                 ),
                 "{refused:?}"

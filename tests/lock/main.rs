@@ -11,6 +11,7 @@ mod extend;
 mod groups;
 mod handles;
 mod hold_at_least;
+mod holders;
 mod inspect;
 mod lead;
 mod lock_all;

@@ -197,7 +197,8 @@ async fn the_refusal_says_when_the_first_slot_ends() {
     let _long = one.try_lock("k").slots(2).ttl(secs(10)).await.unwrap();
     let _short = other.try_lock("k").slots(2).ttl(secs(5)).await.unwrap();
     for redlock in [third, one, other] {
-        let Err(LockError::Contended { retry_after }) = redlock.try_lock("k").slots(2).await else {
+        let Err(LockError::Contended { retry_after, .. }) = redlock.try_lock("k").slots(2).await
+        else {
             panic!("both slots are held");
         };
         let left = retry_after.unwrap();

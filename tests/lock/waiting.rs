@@ -74,7 +74,7 @@ async fn wait_that_ends_returns_contended_with_retry_after() {
         for wait in [ms(0), ms(1), ms(777), secs(7)] {
             let began = Instant::now();
             let refused = other.lock("k").wait(wait).await;
-            let Err(LockError::Contended { retry_after }) = refused else {
+            let Err(LockError::Contended { retry_after, .. }) = refused else {
                 panic!("{refused:?}");
             };
             let left = retry_after.unwrap();

@@ -78,8 +78,8 @@ fn check_split(fates: &[Fate], order: &[usize]) {
             context()
         );
         decided = found;
-        match step {
-            AcquireStep::Granted(token) => assert_eq!(token, 7),
+        match &step {
+            AcquireStep::Granted(token) => assert_eq!(*token, 7),
             AcquireStep::Refused(refusal) => {
                 assert_eq!(refusal.is_split, granted > 0, "{}", context());
                 assert_eq!(refusal.voted.len(), reached, "{}", context());
@@ -151,7 +151,7 @@ proptest! {
             }
             let expires_in = expiry.map(Duration::from_millis);
             known.push(expires_in);
-            last = round.on_acquire(node, &Answer::Replied(Reply::Held { expires_in, fingerprint: None }));
+            last = round.on_acquire(node, &Answer::Replied(Reply::Held { expires_in, fingerprint: None, holder: None }));
         }
         let AcquireStep::Refused(Refusal { kind: RefusalKind::Contended { expires_in }, .. }) = last
         else {

@@ -39,7 +39,7 @@ fn send_batch(node: &mut ScriptNode, commands: &[Command], known: Option<&str>) 
     let mut own = Vec::new();
     for Command { names, owner, op } in commands {
         keys.push(&names[0].lock);
-        own.push(owner.to_hex());
+        own.push(owner.to_value());
         if let Some(number) = number_of(op) {
             keys.push(&names[0].fence);
             own.push(number.to_string());
@@ -181,7 +181,7 @@ impl Nodes {
         };
         for ((command, ours), theirs) in commands.iter().zip(&ours).zip(&theirs) {
             let same = match (ours, theirs) {
-                (Ok(ours), Ok(theirs)) => are_same(ours, theirs),
+                (Ok(ours), Ok(theirs)) => are_same(1, ours, theirs),
                 (Err(ours), Err(theirs)) => code_of(ours) == code_of(theirs),
                 // Foreign data is not an owner's: no error when others are released.
                 (Err(ours), Ok(Reply::Lost)) => code_of(ours) == "WRONGTYPE",
@@ -228,7 +228,7 @@ impl Nodes {
         let answer = send(&mut self.alone.node, command, is_unfenced)?;
         if !self.foreign.contains(&key) {
             let reference = self.alone.store.apply(command, self.alone.now());
-            assert!(are_same(&reference, &answer), "{what}: {command:?}");
+            assert!(are_same(1, &reference, &answer), "{what}: {command:?}");
         }
         Ok(answer)
     }
@@ -255,7 +255,7 @@ impl Nodes {
                 let lock = theirs.get(&text(&command.names[0].lock));
                 let held = lock.map(|(value, _)| value.clone());
                 let holder = self.holder(&key);
-                let holder = holder.map(|owner| owner.to_hex());
+                let holder = holder.map(|owner| owner.to_value());
                 let by_readers = (!self.is_free(&key)).then(|| "shared".to_owned());
                 let expected = holder.or(by_readers).map(|holder| vec![holder]);
                 assert_eq!(held, expected, "{what}: {key}");
@@ -589,7 +589,7 @@ fn fence_keys_that_hold_other_numbers_are_not_overwritten() {
                 nodes.call(&[
                     "SET",
                     &text(&name[0].lock),
-                    &owner(1).to_hex(),
+                    &owner(1).to_value(),
                     "PX",
                     "100000",
                 ]);
@@ -619,7 +619,7 @@ fn release_batch_notifies_the_subscribers_of_each_lock() {
         connection.call(&["SUBSCRIBE", &locks[lock]]).unwrap();
         subscribers.push((lock, connection));
     }
-    let ours = owner(1).to_hex();
+    let ours = owner(1).to_value();
     let mut notified = 0;
     let (none, all): (&[usize], &[usize]) = (&[], &[0, 1, 2, 3, 4]);
     for (held, asked) in [

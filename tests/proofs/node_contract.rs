@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
-use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
+use tower_redlock::protocol::{Holder, KeyNames, LockKeys, Namespace, OwnerToken, Store};
 
 /// All times are multiples of this, so that a difference in an expiry is no matter of speed.
 pub(crate) const STEP: Duration = Duration::from_secs(100);
@@ -72,7 +72,7 @@ pub(crate) fn send(
     if number.flatten().is_some() {
         keys.extend(names.iter().map(|name| &*name.fence));
     }
-    let mut args = vec![owner.to_hex()];
+    let mut args = vec![owner.to_value()];
     args.extend(number.map(|number| number.map_or_else(String::new, |n| n.to_string())));
     args.extend(times.iter().map(|time| time.as_millis().to_string()));
     if as_set && number.is_some() {
@@ -103,12 +103,7 @@ pub(crate) fn decode(op: &Op, reply: &support::Reply) -> Reply {
     let parts = reply.as_array().unwrap();
     let kind = parts[0].as_int().unwrap();
     match (op, kind, parts.len()) {
-        (Op::Acquire { .. }, 0, 2) => Reply::Held {
-            expires_in: u64::try_from(parts[1].as_int().unwrap())
-                .ok()
-                .map(Duration::from_millis),
-            fingerprint: None,
-        },
+        (Op::Acquire { .. }, 0, 3) if parts[2].as_int().is_none() => held(parts),
         (Op::Acquire { .. }, 0, 3) => Reply::HeldShared {
             expires_in: u64::try_from(parts[1].as_int().unwrap())
                 .ok()
@@ -121,20 +116,34 @@ pub(crate) fn decode(op: &Op, reply: &support::Reply) -> Reply {
     }
 }
 
-/// Returns whether both nodes answered the same, times within the tolerance.
-pub(crate) fn are_same(ours: &Reply, theirs: &Reply) -> bool {
+/// Reads the refusal of an owner that holds the key alone.
+pub(crate) fn held(parts: &[support::Reply]) -> Reply {
+    let expires_in = u64::try_from(parts[1].as_int().unwrap()).ok();
+    let (fingerprint, holder) = OwnerToken::parse_shown(parts[2].as_str().unwrap().as_bytes());
+    Reply::Held {
+        expires_in: expires_in.map(Duration::from_millis),
+        fingerprint,
+        holder,
+    }
+}
+
+/// Returns whether both nodes answered a request for so many keys the same, times within the tolerance. Of several keys,
+/// either holder may be the last by a moment.
+pub(crate) fn are_same(keys: usize, ours: &Reply, theirs: &Reply) -> bool {
     match (ours, theirs) {
         (
             Reply::Held {
                 expires_in: Some(ours),
+                holder: our,
                 ..
             },
             Reply::Held {
                 expires_in: Some(theirs),
+                holder: their,
                 ..
             },
-        )
-        | (
+        ) => (keys > 1 || our == their) && ours.abs_diff(*theirs) < TOLERANCE,
+        (
             Reply::HeldShared {
                 expires_in: Some(ours),
             },
@@ -168,8 +177,10 @@ pub(crate) fn names(keys: &[&str]) -> Arc<[KeyNames]> {
     Namespace::default().names(&keys, |_| [0; 32]).unwrap()
 }
 
+/// Every other one shows who it is.
 pub(crate) fn owner(id: u8) -> OwnerToken {
-    OwnerToken::from_random([id; 16])
+    let holder = Holder::parse(format!("{id} host/{id}\ta note").as_bytes());
+    OwnerToken::from_random([id; 16]).held_by(holder.filter(|_| id % 2 == 1))
 }
 
 pub(crate) fn command(keys: &[&str], id: u8, op: Op) -> Command {
@@ -235,7 +246,7 @@ impl Pair {
         let theirs = send(&mut self.node, command, as_set).unwrap();
         let ours = self.store.apply(command, self.now());
         assert!(
-            are_same(&ours, &theirs),
+            are_same(command.names.len(), &ours, &theirs),
             "{what}: {command:?}\nreference: {ours:?}\nscript: {theirs:?}"
         );
         theirs
@@ -447,7 +458,7 @@ fn generation_identifies_one_memory_of_one_process() {
     let mut admit = |random: u8, run_id: &str| {
         let random = owner(random);
         let key = b"redlock:generation";
-        let digits = random.to_hex();
+        let digits = random.to_value();
         let args = [&digits, run_id].map(str::as_bytes);
         let reply = pair.node.eval(6, &[key], &args).unwrap();
         let [generation, seconds, micros] = reply.as_array().unwrap() else {
@@ -507,7 +518,8 @@ fn lock_key_without_expiry_is_held_without_a_remaining_time() {
             reply,
             Ok(Reply::Held {
                 expires_in: None,
-                fingerprint: None
+                fingerprint: None,
+                holder: None
             })
         );
     }
@@ -518,7 +530,8 @@ fn lock_key_without_expiry_is_held_without_a_remaining_time() {
         reply,
         Ok(Reply::Held {
             expires_in: None,
-            fingerprint: None
+            fingerprint: None,
+            holder: None
         })
     );
     let reply = send(&mut node, &command(&["l", "k"], 1, acquire(1, STEP)), true);
@@ -526,7 +539,8 @@ fn lock_key_without_expiry_is_held_without_a_remaining_time() {
         reply,
         Ok(Reply::Held {
             expires_in: None,
-            fingerprint: None
+            fingerprint: None,
+            holder: None
         })
     );
 }

@@ -74,6 +74,7 @@ fn held_for(payload: u8) -> Reply {
     Reply::Held {
         expires_in: None,
         fingerprint: Some(Fingerprint::from_digest([payload; 32])),
+        holder: None,
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
 use tower_redlock::protocol::{KeyNames, Namespace, Store};
 
-use crate::node_contract::{NOT_HELD, STEP, age, are_same, names, owner, text};
+use crate::node_contract::{NOT_HELD, STEP, age, are_same, held, names, owner, text};
 
 const SCRIPTS: [&str; 9] = [
     include_str!("../../src/node/redis/scripts/acquire.lua"),
@@ -56,7 +56,7 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
     let writers = shared().map(|shared| &*shared.writer);
     let millis = |time: Duration| time.as_millis().to_string();
     let count = names.len().to_string();
-    let mut args = vec![owner.to_hex()];
+    let mut args = vec![owner.to_value()];
     let (script, keys): (_, Vec<&[u8]>) = match *op {
         Op::Acquire {
             proposal,
@@ -96,6 +96,9 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
     let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
     let reply = node.eval(script, &keys, &args).unwrap();
     let left = |pttl: i64| u64::try_from(pttl).ok().map(Duration::from_millis);
+    if let Some(parts @ [_, _, support::Reply::Bulk(_)]) = reply.as_array() {
+        return held(parts);
+    }
     let parts = reply.as_array().map(|parts| {
         let numbers = parts.iter().map(|part| part.as_int().unwrap());
         numbers.collect::<Vec<_>>()
@@ -107,10 +110,6 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
         (Op::Release | Op::Shared(_), Some(NOT_HELD), _) => Reply::Lost,
         (Op::Release | Op::Shared(_), Some(_), _) => Reply::Released,
         (Op::Shared(SharedOp::Confirm { .. }), _, Some([0])) => Reply::Lost,
-        (_, _, Some([0, pttl])) => Reply::Held {
-            expires_in: left(*pttl),
-            fingerprint: None,
-        },
         (Op::Acquire { .. }, _, Some([0, pttl, 1])) => Reply::HeldShared {
             expires_in: left(*pttl),
         },
@@ -164,7 +163,7 @@ impl Pair {
         let now = self.epoch.elapsed() + self.passed;
         let ours = self.store.apply(&command, now);
         assert!(
-            are_same(&ours, &theirs),
+            are_same(keys.len(), &ours, &theirs),
             "{what}: {command:?}\nreference: {ours:?}\nscript: {theirs:?}"
         );
         self.check_ends(what);
@@ -326,7 +325,7 @@ fn readers_of_a_deleted_lock_neither_free_the_next_lock_nor_share_it() {
 fn server_that_is_out_of_memory_grants_and_extends_no_reader() {
     let mut node = ScriptNode::start(&SCRIPTS);
     let names = shared_names(&["x"]);
-    let (lock, owner) = (&*names[0].lock, owner(1).to_hex());
+    let (lock, owner) = (&*names[0].lock, owner(1).to_value());
     let shared = names[0].shared.as_ref().unwrap();
     let (readers, writer) = (&*shared.readers, &*shared.writer);
     let args = [owner.as_bytes(), b"10000", b"1"];

@@ -1,16 +1,16 @@
 //! The scripts for slots, for locks that stay taken, and for operators mirror the reference node: the same requests,
 //! sent to a real server and applied to `protocol::Store`, get the same answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Connection, Random, ScriptNode};
 use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
-use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, Store};
+use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
 
-use crate::node_contract::{NOT_HELD, STEP, names, owner};
+use crate::node_contract::{NOT_HELD, STEP, held, names, owner};
 use crate::shared_contract::age_all;
 
 const SCRIPTS: [&str; 6] = [
@@ -54,7 +54,7 @@ fn slots(keys: &[&str]) -> Vec<Arc<[KeyNames]>> {
 /// Sends a request as the headers of the scripts say.
 fn send(node: &mut ScriptNode, command: &Command) -> Reply {
     let Command { names, owner, op } = command;
-    let owner = owner.to_hex();
+    let owner = owner.to_value();
     let millis = |time: Duration| time.as_millis().to_string();
     let locks = names.iter().map(|name| &*name.lock);
     let fences = names.iter().map(|name| &*name.fence);
@@ -121,10 +121,11 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
     };
     let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
     let reply = node.eval(script, &keys, &args).unwrap();
-    decode(op, &reply)
+    let has_slots = names.iter().any(|name| name.slots.is_some());
+    decode(op, &reply, has_slots)
 }
 
-fn decode(op: &Op, reply: &support::Reply) -> Reply {
+fn decode(op: &Op, reply: &support::Reply, has_slots: bool) -> Reply {
     let left = |pttl: i64| u64::try_from(pttl).ok().map(Duration::from_millis);
     if let Some(number) = reply.as_int() {
         return match op {
@@ -142,6 +143,7 @@ fn decode(op: &Op, reply: &support::Reply) -> Reply {
                 expires_in: left(number(1)),
             }
         }
+        (_, 3) if !has_slots => held(parts),
         (Op::Acquire { .. }, 3) => {
             let digits = parts[2].as_str().unwrap().chars().rev();
             Reply::HeldSlot {
@@ -149,15 +151,11 @@ fn decode(op: &Op, reply: &support::Reply) -> Reply {
                 free: digits.fold(0, |free, digit| 2 * free + u64::from(digit == '1')),
             }
         }
-        (Op::Acquire { .. } | Op::Shared(_), 2) => Reply::Held {
-            expires_in: left(number(1)),
-            fingerprint: None,
-        },
         (Op::Revoke { .. }, 1) if number(0) == -1 => Reply::TooLate,
         (Op::Revoke { .. }, 1) => Reply::Revoked {
             was_held: number(0) == 1,
         },
-        (Op::Inspect, 7) => Reply::Seen(Box::new(Seen {
+        (Op::Inspect, 8) => Reply::Seen(Box::new(Seen {
             state: match (number(0), usize::try_from(number(2))) {
                 (0, _) => KeyState::Free,
                 (_, Ok(readers)) => KeyState::Shared {
@@ -171,9 +169,16 @@ fn decode(op: &Op, reply: &support::Reply) -> Reply {
             fence: u64::try_from(number(3)).ok(),
             is_recorded: number(4) > 0,
             at: Duration::from_millis(u64::try_from(number(5)).unwrap()),
-            holder: {
+            mark: {
                 let digest = parts[6].as_str().unwrap().as_bytes();
                 (!digest.is_empty()).then(|| HolderMark::from_bytes(digest))
+            },
+            holders: {
+                let shown = parts[7].as_array().unwrap().iter();
+                let shown = shown.map(|shown| shown.as_str().unwrap().as_bytes());
+                shown
+                    .filter_map(|shown| OwnerToken::parse_shown(shown).1)
+                    .collect()
             },
         })),
         _ => panic!("{op:?} is answered {reply:?}"),
@@ -189,6 +194,8 @@ fn rounded(reply: &Reply) -> Reply {
         Reply::Held { expires_in, .. } => Reply::Held {
             expires_in: round(expires_in),
             fingerprint: None,
+            // Of several keys, either may be the last by a moment.
+            holder: None,
         },
         Reply::HeldShared { expires_in } => Reply::HeldShared {
             expires_in: round(expires_in),
@@ -198,10 +205,11 @@ fn rounded(reply: &Reply) -> Reply {
             free,
         },
         Reply::Seen(ref seen) => Reply::Seen(Box::new(Seen {
-            holder: seen
-                .holder
-                .as_ref()
-                .map(|_| HolderMark::from_bytes(b"some")),
+            mark: seen.mark.as_ref().map(|_| HolderMark::from_bytes(b"some")),
+            // Each node has an order of its own.
+            holders: BTreeSet::from_iter(seen.holders.clone())
+                .into_iter()
+                .collect(),
             state: match seen.state {
                 KeyState::Free => KeyState::Free,
                 KeyState::Held { left } => KeyState::Held { left: round(left) },
@@ -221,7 +229,7 @@ fn rounded(reply: &Reply) -> Reply {
 /// Both nodes mark holders in their own ways.
 fn mark_of(seen: &Reply) -> Option<HolderMark> {
     match seen {
-        Reply::Seen(seen) => seen.holder.clone(),
+        Reply::Seen(seen) => seen.mark.clone(),
         other => panic!("{other:?}"),
     }
 }
@@ -360,7 +368,8 @@ fn record_of_a_key_is_seen_and_its_owner_is_not() {
         fence: None,
         is_recorded: true,
         at: Duration::ZERO,
-        holder: Some(HolderMark::from_bytes(b"some")),
+        mark: Some(HolderMark::from_bytes(b"some")),
+        holders: Vec::new(),
     });
     let told = send(&mut node, &command);
     assert_eq!(rounded(&told), Reply::Seen(seen));

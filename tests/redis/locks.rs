@@ -48,7 +48,7 @@ async fn contended_reports_the_remaining_ttl_as_retry_after() {
     let cluster = Cluster::start(3);
     let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
     let _guard = ours.lock("k").ttl(Duration::from_secs(7)).await.unwrap();
-    let Err(LockError::Contended { retry_after }) = theirs.try_lock("k").await else {
+    let Err(LockError::Contended { retry_after, .. }) = theirs.try_lock("k").await else {
         panic!("it is held");
     };
     let left = retry_after.unwrap();
@@ -271,4 +271,75 @@ async fn node_behind_a_slow_link_is_reached_again() {
     };
     let again = tokio::time::timeout(Duration::from_secs(15), again).await;
     again.expect("the node is reached again");
+}
+
+/// Also by the plain `SET`, and beside a client of another library.
+#[tokio::test]
+async fn labels_are_in_the_value_of_the_lock_and_refused_callers_read_them() {
+    let cluster = Cluster::start(3);
+    for (fencing, several) in [(true, false), (true, true), (false, false), (false, true)] {
+        let process = |label| builder(&cluster).fencing(fencing).holder(label).build();
+        let (ours, theirs) = (process("ours").unwrap(), process("theirs").unwrap());
+        let keys = if several { vec!["a", "b"] } else { vec!["a"] };
+        let guard = ours.lock_all(keys.clone()).note("a note").await.unwrap();
+        let value = cluster.servers[0].command(&["GET", "redlock:{a}"]);
+        let value = value.as_str().unwrap();
+        let (owner, shown) = value.split_at(32);
+        assert!(
+            owner.bytes().all(|digit| digit.is_ascii_hexdigit()),
+            "{value}"
+        );
+        assert!(shown.ends_with(" ours\ta note"), "{value}");
+        for refused in [
+            theirs.try_lock("a").await,
+            theirs.try_lock("a").shared().await,
+            theirs.lock_all(["a", "c"]).wait(Duration::ZERO).await,
+            theirs.lock("a").wait(Duration::from_millis(100)).await,
+        ] {
+            let Err(LockError::Contended { holder, .. }) = refused else {
+                panic!("{refused:?}");
+            };
+            assert_eq!(holder.unwrap().to_string(), "ours (a note)");
+        }
+        guard.extend(Duration::from_secs(9)).await.unwrap();
+        assert_eq!(guard.release().await, Ok(Released::Freed));
+        let foreign = [
+            "SET",
+            "redlock:{a}",
+            "0123456789abcdef0123456789abcdef01 7 x\ty",
+            "PX",
+            "9000",
+        ];
+        cluster
+            .servers
+            .iter()
+            .for_each(|server| drop(server.command(&foreign)));
+        let refused = theirs.try_lock("a").await;
+        assert!(
+            matches!(refused, Err(LockError::Contended { holder: None, .. })),
+            "{refused:?}"
+        );
+        cluster
+            .servers
+            .iter()
+            .for_each(|server| drop(server.command(&["DEL", "redlock:{a}"])));
+    }
+    let process = |label| builder(&cluster).holder(label).build().unwrap();
+    let _readers = [
+        process("one").try_lock("r").shared().await.unwrap(),
+        process("other")
+            .try_lock("r")
+            .shared()
+            .note("n")
+            .await
+            .unwrap(),
+    ];
+    let inspection = process("third").inspect("r").await;
+    let mut holders: Vec<_> = inspection
+        .holders()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    holders.sort_unstable();
+    assert_eq!(holders, ["one", "other (n)"]);
 }

@@ -71,14 +71,16 @@ impl Driver {
             let trace = Trace::new(lease.clone(), cluster.quorum, Duration::ZERO, patience);
             traces.begin(&spec.keys, trace)
         });
+        let state = LockState::new(spec, origin);
+        let owner = match &lease.once {
+            None => OwnerToken::from_random(unguessable()),
+            Some(once) => once.owner(unguessable()),
+        };
         let mut driver = Box::new(Self {
-            state: LockState::new(spec, origin),
             command: None,
             origin,
-            owner: match &lease.once {
-                None => OwnerToken::from_random(unguessable()),
-                Some(once) => once.owner(unguessable()),
-            },
+            owner: owner.held_by(state.holder.clone()),
+            state,
             lease: Lease::new(lease, cluster.quorum, Duration::ZERO, patience),
             votes: VoteReceiver::new(&cluster.names),
             failures: None,
@@ -143,6 +145,7 @@ impl Driver {
                 is_split: refusal.is_split,
                 is_shared: refusal.is_shared,
                 free: refusal.free,
+                holder: refusal.holder,
             };
         }
         let mut voted = refusal.voted;

@@ -282,6 +282,7 @@ impl LockTask {
                     is_split: false,
                     is_shared: false,
                     free: 0,
+                    holder: None,
                 }
             }
             error => error,

@@ -36,7 +36,7 @@ use crate::node::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::node::telemetry::Counted;
 use crate::node::{Mutex, after};
 use crate::protocol::lease::{Access, Decided};
-use crate::protocol::{Few, KeyNames, LockKey, LockKeys};
+use crate::protocol::{Few, Holder, KeyNames, LockKey, LockKeys};
 
 /// The places of all keys that this process holds, requests or waits for.
 #[derive(Debug, Default)]
@@ -234,10 +234,20 @@ impl Permit {
 
     /// Notes that the nodes refused the caller, which asks again at this time. A set of keys gives its permits back
     /// until then, so that other callers can have the keys that are free.
-    pub(crate) fn set_refused(&self, next: Instant, retry_after: Option<Duration>) {
+    pub(crate) fn set_refused(
+        &self,
+        next: Instant,
+        retry_after: Option<Duration>,
+        by: &Option<Holder>,
+    ) {
         let held_until = retry_after.map(|left| after(Instant::now(), left));
         for place in self.places.iter() {
-            place.set_stage(self.caller, CallerStage::Refused { next, held_until }, None);
+            let refused = CallerStage::Refused {
+                next,
+                held_until,
+                by: by.clone(),
+            };
+            place.set_stage(self.caller, refused, None);
         }
         if self.places.len() > 1 {
             self.give_back();

@@ -27,7 +27,7 @@ use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::sync::{Notify, Semaphore};
 use crate::node::{Mutex, ReleaseSignal, ReleaseWatch, Subscription};
 use crate::protocol::lease::{Access, Decided};
-use crate::protocol::{LockKey, LockKeys};
+use crate::protocol::{Holder, LockKey, LockKeys};
 
 /// What was decided about a key, and when, for the next callers of this process.
 pub(crate) type Memo = (Instant, Decided);
@@ -103,6 +103,7 @@ pub(super) enum CallerStage {
     Refused {
         next: Instant,
         held_until: Option<Instant>,
+        by: Option<Holder>,
     },
     Holds(Arc<LockState>),
 }
@@ -122,6 +123,8 @@ pub(crate) struct PlaceState {
     pub(crate) occupancy: Occupancy,
     /// How much longer the key is held, if it is.
     pub(crate) retry_after: Option<Duration>,
+    /// Who holds it alone, if that is known.
+    pub(crate) held_by: Option<Holder>,
     /// Counts the changes.
     pub(crate) changes: u64,
     /// When a caller that holds the key, or waits for it, does not react for certain, but for the allowance.
@@ -316,9 +319,15 @@ impl Place {
             _ => (Occupancy::Ending, ends.iter().max()),
         };
         let mut alone = callers.leases().filter(|_| access == Access::Exclusive);
+        let by = callers.admitted.iter().find_map(|one| match &one.stage {
+            CallerStage::Asks => None,
+            CallerStage::Refused { by, .. } => by.clone(),
+            CallerStage::Holds(lease) => lease.holder.clone(),
+        });
         PlaceState {
             occupancy,
             retry_after: end.and_then(|end| end.checked_duration_since(Instant::now())),
+            held_by: by,
             changes: callers.changes,
             idle_at: callers.admitted.iter().filter_map(Admitted::idle_at).min(),
             holder: alone.next().map(Arc::clone),

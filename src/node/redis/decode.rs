@@ -9,8 +9,10 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
 use crate::node::redis::table::number;
-use crate::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
-use crate::protocol::{FencingToken, Fingerprint, Record};
+use crate::protocol::message::{
+    Command, HolderMark, KeyState, MAX_HOLDERS, Op, Reply, Seen, SharedOp,
+};
+use crate::protocol::{FencingToken, Holder, OwnerToken, Record};
 
 /// Decodes a server's reply to a job.
 pub(super) fn decode(job: &Job, value: &Value, node: &Arc<str>) -> Result<Reply, NodeFailure> {
@@ -117,7 +119,7 @@ fn read(command: &Command, value: &Value) -> Option<Reply> {
         (Op::Confirm { .. }, Value::Int(confirmed)) => Reply::At(fence_of(*confirmed)?),
         // The plain `SET`, which gives no reason.
         (Op::Acquire { proposal: None, .. }, Value::Okay) => Reply::Granted(0),
-        (Op::Acquire { proposal: None, .. }, Value::Nil) => held(-1, None),
+        (Op::Acquire { proposal: None, .. }, Value::Nil) => held(-1, b""),
         (Op::Shared(SharedOp::Acquire { .. }), Value::Int(_)) => Reply::Granted(0),
         (Op::Shared(SharedOp::Confirm { .. }), Value::Int(_)) => Reply::At(0),
         (Op::Shared(SharedOp::Announce { .. }), Value::Int(_)) => Reply::Released,
@@ -136,23 +138,20 @@ fn read_parts(command: &Command, parts: &[Value]) -> Option<Reply> {
     let op = &command.op;
     let is_slot = || command.names.iter().any(|name| name.slots.is_some());
     Some(match (op, parts) {
-        (
-            Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }),
-            [Value::Int(0), Value::Int(pttl)],
-        ) => held(*pttl, None),
         (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::Int(1)]) => {
             let expires_in = millis(*pttl);
             Reply::HeldShared { expires_in }
         }
-        (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(word)]) => {
-            match is_slot() {
-                true => Reply::HeldSlot {
-                    expires_in: millis(*pttl),
-                    free: free_slots(word),
-                },
-                false => held(*pttl, Fingerprint::from_hex(word)),
-            }
-        }
+        (
+            Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }),
+            [Value::Int(0), Value::Int(pttl), Value::BulkString(word)],
+        ) => match is_slot() {
+            true => Reply::HeldSlot {
+                expires_in: millis(*pttl),
+                free: free_slots(word),
+            },
+            false => held(*pttl, word),
+        },
         (Op::Acquire { .. }, [Value::Int(2)]) => Reply::Overflow,
         (op, [Value::Int(3)]) if op.is_vote() => Reply::Amnesia,
         (
@@ -186,25 +185,40 @@ fn read_parts(command: &Command, parts: &[Value]) -> Option<Reply> {
                 Value::Int(token),
                 Value::Int(records),
                 Value::Int(at),
-                Value::BulkString(holder),
+                Value::BulkString(mark),
+                Value::Array(holders),
             ],
         ) => Reply::Seen(Box::new(Seen {
             state: state(*is_held, *pttl, *readers),
             fence: fence_of(*token),
             is_recorded: *records > 0,
             at: millis(*at)?,
-            holder: (!holder.is_empty()).then(|| HolderMark::from_bytes(holder)),
+            mark: (!mark.is_empty()).then(|| HolderMark::from_bytes(mark)),
+            holders: holders
+                .iter()
+                .take(MAX_HOLDERS)
+                .filter_map(holder)
+                .collect(),
         })),
         _ => return None,
     })
 }
 
 /// The expiry is negative if the key never expires, or if the server did not report it.
-fn held(pttl: i64, fingerprint: Option<Fingerprint>) -> Reply {
-    let expires_in = millis(pttl);
+fn held(pttl: i64, shown: &[u8]) -> Reply {
+    let (fingerprint, holder) = OwnerToken::parse_shown(shown);
     Reply::Held {
-        expires_in,
+        expires_in: millis(pttl),
         fingerprint,
+        holder,
+    }
+}
+
+/// Reads what a holder shows of its value.
+fn holder(shown: &Value) -> Option<Holder> {
+    match shown {
+        Value::BulkString(shown) => OwnerToken::parse_shown(shown).1,
+        _ => None,
     }
 }
 
@@ -249,7 +263,7 @@ mod tests {
     use crate::node::job::{Job, Packet, VoteReceiver};
     use crate::node::redis::table::{self, GenerationCheck, Operation, encode_call_into};
     use crate::protocol::admission::Generation;
-    use crate::protocol::{ExecutionId, KeyNames, LockKey, LockKeys, Namespace, OwnerToken};
+    use crate::protocol::{ExecutionId, Fingerprint, KeyNames, LockKey, LockKeys, Namespace};
 
     const TIME: Duration = Duration::from_secs(1);
     const GENERATION: &[u8] = b"redlock:generation";
@@ -397,7 +411,7 @@ mod tests {
 
     #[test]
     fn requests_on_keys_with_records_have_the_arguments_of_the_script_headers() {
-        let (owner, record) = (OwnerToken::from_random([7; 16]).to_hex(), record());
+        let (owner, record) = (OwnerToken::from_random([7; 16]).to_value(), record());
         let part = |word: &'static str| -> &[u8] {
             match word {
                 "L" => b"redlock:{k}",

@@ -133,7 +133,7 @@ impl Guard {
         let random = OwnerToken::from_random(unguessable());
         let mut admit = cmd("EVALSHA");
         admit.arg(ADMIT.word()).arg(1).arg(generation_key);
-        admit.arg(random.to_hex()).arg(run_id);
+        admit.arg(random.to_value()).arg(run_id);
         let stamp = link.call(admit).await;
         let stamp = stamp.map_err(|why| refused("the admission", &why))?;
         let (generation, now) = read_stamp(stamp).ok_or(FOREIGN_GENERATION)?;

@@ -443,7 +443,7 @@ impl Part {
         let slots = || names.first().and_then(|name| name.slots.as_deref());
         match self {
             Self::Word(word) => put_argument(output, word.as_bytes()),
-            Self::Owner => put_argument(output, owner.to_hex().as_bytes()),
+            Self::Owner => put_argument(output, owner.to_value().as_bytes()),
             Self::Number => match number(op) {
                 Some(number) => put_number(output, number),
                 None => put_argument(output, b""),

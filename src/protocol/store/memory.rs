@@ -30,13 +30,13 @@ pub struct Store {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Lock {
-    pub(super) holder: Holder,
+    pub(super) by: LockedBy,
     pub(super) expires: Duration,
 }
 
 /// The value of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum Holder {
+pub(super) enum LockedBy {
     One(OwnerToken),
     /// A constant that is no owner's token, so that readers exclude all owners, also of other clients.
     Readers,
@@ -61,16 +61,16 @@ pub(super) struct Readers {
 impl Lock {
     /// Returns its owner, if one holds it alone.
     pub(super) fn owner(&self) -> Option<&OwnerToken> {
-        match &self.holder {
-            Holder::One(owner) => Some(owner),
-            Holder::Readers => None,
+        match &self.by {
+            LockedBy::One(owner) => Some(owner),
+            LockedBy::Readers => None,
         }
     }
 
     pub(super) fn mark(&self) -> HolderMark {
-        match &self.holder {
-            Holder::One(owner) => HolderMark::from_bytes(owner.to_hex().as_bytes()),
-            Holder::Readers => HolderMark::from_bytes(b"shared"),
+        match &self.by {
+            LockedBy::One(owner) => HolderMark::from_bytes(owner.to_value().as_bytes()),
+            LockedBy::Readers => HolderMark::from_bytes(b"shared"),
         }
     }
 

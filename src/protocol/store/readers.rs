@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::protocol::message::{KeyState, Reply, SharedOp};
+use crate::protocol::holder::Holder;
+use crate::protocol::message::{KeyState, MAX_HOLDERS, Reply, SharedOp};
 use crate::protocol::names::{KeyNames, SharedNames};
-use crate::protocol::store::memory::{Holder, Lock, Mark, Store, unmark};
+use crate::protocol::store::memory::{Lock, LockedBy, Mark, Store, unmark};
 use crate::protocol::token::OwnerToken;
 
 /// How much longer than its lock a node knows the readers. A release that finds its reader no more must not free a
@@ -43,10 +44,11 @@ impl Store {
         let refusals = names
             .iter()
             .filter_map(|name| self.refusal(name, owner, now));
-        if let Some(longest) = refusals.max() {
+        if let Some((longest, holder)) = refusals.max_by_key(|(expires_in, _)| *expires_in) {
             return Reply::Held {
                 expires_in: Some(longest),
                 fingerprint: None,
+                holder: holder.cloned(),
             };
         }
         for name in names {
@@ -56,9 +58,9 @@ impl Store {
             if self.lock(name, now).is_none() {
                 // Left behind by a lock that went away by other means than its readers' releases.
                 self.readers.remove(&shared.readers);
-                let holder = Holder::Readers;
+                let by = LockedBy::Readers;
                 self.locks
-                    .insert(Arc::clone(&name.lock), Lock { holder, expires });
+                    .insert(Arc::clone(&name.lock), Lock { by, expires });
             }
             self.prolong(shared, owner, expires, now);
             self.end_with_the_last(name, shared);
@@ -132,19 +134,24 @@ impl Store {
         Reply::Released
     }
 
-    /// Returns for how long a key refuses a reader, if it does.
-    fn refusal(&self, name: &KeyNames, owner: &OwnerToken, now: Duration) -> Option<Duration> {
+    /// Returns for how long a key refuses a reader, and who holds it, if it does.
+    fn refusal(
+        &self,
+        name: &KeyNames,
+        owner: &OwnerToken,
+        now: Duration,
+    ) -> Option<(Duration, Option<&Holder>)> {
         if let Some(lock) = self.lock(name, now)
-            && lock.holder != Holder::Readers
+            && let Some(holder) = lock.owner()
         {
-            return Some(lock.expires - now);
+            return Some((lock.expires - now, holder.holder()));
         }
         let shared = name.shared.as_ref()?;
         // Also where the key is free: otherwise readers would overtake the writer at the nodes that the last
         // readers have left first.
         let waiting = self.writers.get(&shared.writer)?.expires;
         let is_new = self.end_of(shared, owner, now) <= Some(now);
-        (is_new && waiting > now).then(|| waiting - now)
+        (is_new && waiting > now).then(|| (waiting - now, None))
     }
 
     /// Returns whether a key is locked, and how.
@@ -153,9 +160,9 @@ impl Store {
             return KeyState::Free;
         };
         let left = Some(lock.expires - now);
-        match lock.holder {
-            Holder::One(_) => KeyState::Held { left },
-            Holder::Readers => {
+        match lock.by {
+            LockedBy::One(_) => KeyState::Held { left },
+            LockedBy::Readers => {
                 let readers = name
                     .shared
                     .as_ref()
@@ -169,9 +176,26 @@ impl Store {
         }
     }
 
+    /// Returns who holds a key, as far as their owner tokens show it.
+    pub(super) fn holders(&self, name: &KeyNames, now: Duration) -> Vec<Holder> {
+        let alone = self.lock(name, now).and_then(Lock::owner);
+        let readers = name.shared.as_ref().filter(|_| self.is_shared(name, now));
+        let readers = readers.and_then(|shared| self.readers.get(&shared.readers));
+        let readers = readers.iter().flat_map(|readers| &readers.ends);
+        let readers = readers
+            .filter(|(_, end)| **end > now)
+            .map(|(owner, _)| owner);
+        let holders = alone.into_iter().chain(readers);
+        holders
+            .take(MAX_HOLDERS)
+            .filter_map(OwnerToken::holder)
+            .cloned()
+            .collect()
+    }
+
     fn is_shared(&self, name: &KeyNames, now: Duration) -> bool {
         self.lock(name, now)
-            .is_some_and(|lock| lock.holder == Holder::Readers)
+            .is_some_and(|lock| lock.by == LockedBy::Readers)
     }
 
     fn end_of(&self, shared: &SharedNames, owner: &OwnerToken, now: Duration) -> Option<Duration> {

@@ -6,10 +6,10 @@ use support::{self, ScriptNode};
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{
-    ExecutionId, Fingerprint, KeyNames, LockKey, Namespace, OwnerToken, Record,
+    ExecutionId, Fingerprint, Holder, KeyNames, LockKey, Namespace, OwnerToken, Record,
 };
 
-use crate::node_contract::NOT_HELD;
+use crate::node_contract::{NOT_HELD, held};
 
 /// Names the kind of an answer, as finely as the protocol tells them apart.
 pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
@@ -66,7 +66,7 @@ pub(crate) fn send_raw(
     let intent: Option<&[u8]> = beside.intent.as_ref().map(|intent| &*intent.name);
     let generation = known.map(|_| GENERATION.as_bytes());
     let millis = |time: &Duration| time.as_millis().to_string().into_bytes();
-    let owner = command.owner.to_hex().into_bytes();
+    let owner = command.owner.to_value().into_bytes();
     let number = |number: &Option<u64>| number.unwrap().to_string().into_bytes();
     let (script, keys, mut args) = match &command.op {
         Op::Acquire {
@@ -155,10 +155,7 @@ fn decode(op: &Op, reply: &support::Reply) -> Result<Reply, String> {
         left.map(Duration::from_millis)
     };
     Ok(match (op, answer, parts.len()) {
-        (Op::Acquire { .. }, 0, 3) => Reply::Held {
-            expires_in: left(1),
-            fingerprint: Fingerprint::from_hex(&bytes_of(&parts[2])),
-        },
+        (Op::Acquire { .. }, 0, 3) => held(parts),
         (Op::Acquire { .. }, 2, 1) => Reply::Overflow,
         (Op::Acquire { .. }, 5, 1) => Reply::Intended,
         (Op::Acquire { .. } | Op::Confirm { .. }, 3, 1) => Reply::Amnesia,
@@ -262,7 +259,10 @@ pub(crate) fn owner(id: u8) -> OwnerToken {
     if id == PLAIN {
         OwnerToken::from_random(random)
     } else {
-        OwnerToken::with_fingerprint(random, fingerprint(id))
+        // Every other one shows who it is.
+        let holder = Holder::parse(format!("{id} host/{id}\ta note").as_bytes());
+        let holder = holder.filter(|_| id % 2 == 1);
+        OwnerToken::with_fingerprint(random, fingerprint(id)).held_by(holder)
     }
 }
 

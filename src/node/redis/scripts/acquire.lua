@@ -2,13 +2,14 @@
 -- writes.
 -- KEYS: lock, fence, and with the restart guard the generation.
 -- ARGV: owner, proposal, ttl ms, fence retention ms, and with the restart guard the generation read.
--- Returns the fence if granted, {0, pttl} if held by another owner, {0, pttl, 1} if held by readers, {2} if the fence
--- is at its maximum, {3} if this server has lost its memory since its generation was read.
+-- Returns the fence if granted, {0, pttl, what the holder shows} if held by another owner, {0, pttl, 1} if held by
+-- readers, {2} if the fence is at its maximum, {3} if this server has lost its memory since its generation was read.
 if ARGV[5] and redis.call('GET', KEYS[3]) ~= ARGV[5] then return {3} end
 local values = redis.call('MGET', KEYS[1], KEYS[2])
 local holder, record, owner = values[1], values[2], ARGV[1]
 if holder and holder ~= owner then
-  return {0, redis.call('PTTL', KEYS[1]), holder == 'shared' and 1 or nil}
+  -- Never the first half: a client that knows it can release the lock.
+  return {0, redis.call('PTTL', KEYS[1]), holder == 'shared' and 1 or string.sub(holder, 33)}
 end
 local fence = 0
 if record then

@@ -4,12 +4,12 @@
 -- generation. The locks may be one slot of several: then all slots of each key come before the generation.
 -- ARGV: owner, proposal ('' without fencing), ttl ms, fence retention ms, number of locks, number of slots of each
 -- key, and with the restart guard the generation read.
--- Returns the fence if granted, {0, longest pttl} if another owner holds any of them, {0, longest pttl, 1} if readers
--- do, {2} if a fence is at its maximum, {3} if this server has lost its memory since its generation was read. A slot
+-- Returns the fence if granted, {0, longest pttl, what its holder shows} if another owner holds any of them, {0, longest
+-- pttl, 1} if readers do, {2} if a fence is at its maximum, {3} if this server has lost its memory since its generation was read. A slot
 -- that is held is answered {0, pttl of the slot that ends first, '1' for each free slot and '0' for the others}.
 if ARGV[7] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[7] then return {3} end
 local owner, count, slots = ARGV[1], tonumber(ARGV[5]), tonumber(ARGV[6])
-local held, shared, free = nil, nil, {}
+local held, shared, shown, free = nil, nil, '', {}
 for i = 1, count do
   local holder = redis.call('GET', KEYS[i])
   if not holder then
@@ -17,7 +17,8 @@ for i = 1, count do
   elseif holder ~= owner then
     local pttl = redis.call('PTTL', KEYS[i])
     -- A lock without expiry lasts longest.
-    if pttl < 0 or held == -1 then held = -1 else held = math.max(held or 0, pttl) end
+    if pttl < 0 then pttl = math.huge end
+    if not held or held <= pttl then held, shown = pttl, string.sub(holder, 33) end
     if holder == 'shared' then shared = 1 end
   end
 end
@@ -35,7 +36,7 @@ if held and slots > 0 then
   end
   return {0, soonest == math.huge and -1 or soonest, table.concat(free_slots)}
 end
-if held then return {0, held, shared} end
+if held then return {0, held == math.huge and -1 or held, shared or shown} end
 local fence = 0
 if ARGV[2] ~= '' then
   for i = count + 1, 2 * count do

@@ -13,7 +13,7 @@ local function acquire(i)
   local owner, proposal = ARGV[2 * i + 2], ARGV[2 * i + 3]
   if holder and holder ~= owner then
     local pttl = redis.pcall('PTTL', KEYS[2 * i - 1])
-    return type(pttl) == 'number' and {0, pttl, holder == 'shared' and 1 or nil} or pttl
+    return type(pttl) == 'number' and {0, pttl, holder == 'shared' and 1 or string.sub(holder, 33)} or pttl
   end
   local fence = 0
   if record then

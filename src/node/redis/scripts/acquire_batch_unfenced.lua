@@ -19,7 +19,9 @@ for i = 1, #ARGV - 2 do
       answer = 0
     elseif type(holder) == 'string' then
       answer = redis.pcall('PTTL', KEYS[i])
-      if type(answer) == 'number' then answer = {0, answer, holder == 'shared' and 1 or nil} end
+      if type(answer) == 'number' then
+        answer = {0, answer, holder == 'shared' and 1 or string.sub(holder, 33)}
+      end
     elseif holder then
       answer = holder
     end

@@ -3,7 +3,7 @@
 -- KEYS: lock, fence, record, with intents the intent, and with the restart guard the generation.
 -- ARGV: owner, proposal, ttl ms, fence retention ms, intent retention ms ('' without intents), and with the
 -- restart guard the generation read.
--- Returns the fence if granted, {0, pttl, the holder's fingerprint} if held by another owner, {0, pttl, 1} if readers
+-- Returns the fence if granted, {0, pttl, what the holder shows} if held by another owner, {0, pttl, 1} if readers
 -- hold it, {2} if the fence is at its maximum, {3} if this server has lost its memory since its generation was read,
 -- {4, record, pttl} if there is a record, only its head if it is big, {5} if an earlier holder may have executed
 -- without leaving a record.

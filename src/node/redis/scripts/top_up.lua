@@ -7,6 +7,6 @@ if redis.call('PTTL', KEYS[1]) == -2 then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
   -- MGET returns nil for a key of another type. Any owner's, but no foreign data.
   local intent = KEYS[2] and redis.call('MGET', KEYS[2])[1]
-  if intent and #intent >= 32 and not string.find(intent, '%X') then redis.call('DEL', KEYS[2]) end
+  if intent and string.find(intent, '^' .. string.rep('%x', 32)) then redis.call('DEL', KEYS[2]) end
 end
 return {4, redis.call('GETRANGE', KEYS[1], 0, 64), redis.call('PTTL', KEYS[1])}

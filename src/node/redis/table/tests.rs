@@ -111,8 +111,8 @@ fn calls_have_the_arguments_of_the_script_headers() {
             "L2" => "redlock:{k2}".to_owned(),
             "F2" => "redlock:{k2}:fence".to_owned(),
             "G" => "redlock:generation".to_owned(),
-            "O1" => owners[0].to_hex(),
-            "O2" => owners[1].to_hex(),
+            "O1" => owners[0].to_value(),
+            "O2" => owners[1].to_value(),
             "generation" => GENERATION.to_owned(),
             "none" => String::new(),
             number => number.to_owned(),
@@ -153,7 +153,7 @@ fn a_call_of_64_requests_has_lengths_of_three_digits() {
     assert_eq!(sent[3 + 2 * 63], "redlock:{k63}");
     assert_eq!(sent[3 + 128..][..2], ["redlock:generation", "1000"]);
     let last = OwnerToken::from_random([63; 16]);
-    assert_eq!(sent[3 + 129 + 3 + 126..], [&last.to_hex(), "5"]);
+    assert_eq!(sent[3 + 129 + 3 + 126..], [&last.to_value(), "5"]);
 }
 
 #[test]

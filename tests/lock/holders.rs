@@ -1,0 +1,221 @@
+//! Who holds a lock: what refused callers, operators and the log hear, with scripted nodes on a paused clock.
+
+use std::future::IntoFuture;
+use std::time::{Duration, SystemTime};
+
+use support::{Log, ms, secs, subscribe};
+use tokio::time::sleep;
+use tower_redlock::protocol::message::{Op, SharedOp};
+use tower_redlock::protocol::{Holder, Namespace, OwnerToken};
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{BuildError, LockError, LockRequest, OnceError, Redlock};
+use tracing::Level;
+
+use crate::common::{Foreign, builder, processes};
+
+/// Two processes with labels.
+fn labelled(nodes: &ScriptedNodes) -> [Redlock; 2] {
+    ["server-a", "server-b"].map(|label| builder(nodes).holder(label).build().unwrap())
+}
+
+async fn holder_heard(request: LockRequest) -> Option<Holder> {
+    match request.await {
+        Err(LockError::Contended { holder, .. }) => holder,
+        other => panic!("not contended: {other:?}"),
+    }
+}
+
+async fn heard(request: LockRequest) -> String {
+    let holder = holder_heard(request).await;
+    holder.map_or_else(|| "nobody".into(), |holder| holder.to_string())
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_callers_hear_who_holds_the_lock() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = labelled(&nodes);
+    let before = SystemTime::now() - secs(1);
+    let _guard = one.try_lock("k").note("POST /k").await.unwrap();
+    for redlock in [&one, &other] {
+        let holder = holder_heard(redlock.try_lock("k")).await.unwrap();
+        assert_eq!(holder.label(), Some("server-a"));
+        assert_eq!(holder.note(), Some("POST /k"));
+        let since = holder.since();
+        assert!(since >= before && since <= SystemTime::now(), "{since:?}");
+        // Also those that wait, those behind them, and those of which the key is one of several.
+        let waiting = redlock.lock("k").wait(secs(1));
+        let behind = redlock.lock("k").wait(secs(1));
+        let (first, second) = tokio::join!(heard(waiting), heard(behind));
+        assert_eq!([first, second], ["server-a (POST /k)"; 2]);
+        let several = redlock.lock_all(["j", "k"]).wait(Duration::ZERO);
+        assert_eq!(heard(several).await, "server-a (POST /k)");
+        assert_eq!(
+            heard(redlock.try_lock("k").shared()).await,
+            "server-a (POST /k)"
+        );
+    }
+    let error = other.try_lock("k").await.unwrap_err().to_string();
+    assert!(
+        error.starts_with("the lock is held by server-a (POST /k); "),
+        "{error}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_fencing_refused_callers_hear_it_too() {
+    let nodes = ScriptedNodes::new(3);
+    let process = |label: &str| {
+        builder(&nodes)
+            .fencing(false)
+            .holder(label)
+            .build()
+            .unwrap()
+    };
+    let (one, other) = (process("one"), process("other"));
+    let _guard = one.try_lock("k").await.unwrap();
+    assert_eq!(heard(other.try_lock("k")).await, "one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn holder_of_an_execution_is_heard_and_requests_are_still_told_apart() {
+    let nodes = ScriptedNodes::new(3);
+    let both = labelled(&nodes);
+    let one = both[0].clone();
+    let execution = one.once("k").fingerprint(b"a").run(async move |_| {
+        for redlock in &both {
+            let same = redlock
+                .once("k")
+                .fingerprint(b"a")
+                .run(async |_| Ok::<(), ()>(()));
+            match same.await {
+                Err(OnceError::Lock(LockError::Contended { holder, .. })) => {
+                    assert_eq!(holder.unwrap().label(), Some("server-a"));
+                }
+                refused => panic!("{refused:?}"),
+            }
+            let differs = redlock
+                .once("k")
+                .fingerprint(b"b")
+                .run(async |_| Ok::<(), ()>(()));
+            assert_eq!(differs.await, Err(OnceError::OtherRequest));
+        }
+        Ok::<(), ()>(())
+    });
+    execution.await.unwrap();
+}
+
+/// Each has asked a node before the other, so each node names another one.
+#[tokio::test(start_paused = true)]
+async fn the_holder_is_the_one_that_most_nodes_name() {
+    let acquire = Op::Acquire {
+        proposal: Some(1),
+        ttl: secs(60),
+        retention: secs(600),
+    };
+    for left_behind in 0..5 {
+        let nodes = ScriptedNodes::new(5);
+        let [one, other] = labelled(&nodes);
+        let mut dead = Foreign::new("k");
+        let holder = Holder::parse(b"1 dead\t");
+        dead.owner = OwnerToken::from_random([1; 16]).held_by(holder);
+        dead.send(&nodes, left_behind, acquire.clone());
+        let _guard = one.try_lock("k").await.unwrap();
+        sleep(ms(1)).await;
+        assert_eq!(heard(other.try_lock("k")).await, "server-a");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_named_who_has_no_label_and_no_note() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = processes(&nodes);
+    let guard = one.try_lock("k").await.unwrap();
+    for redlock in [&one, &other] {
+        assert_eq!(heard(redlock.try_lock("k")).await, "nobody");
+    }
+    drop(guard);
+    sleep(ms(1)).await;
+    let _guard = one.try_lock("k").note("nightly").await.unwrap();
+    assert_eq!(heard(other.try_lock("k")).await, "unnamed (nightly)");
+}
+
+#[tokio::test(start_paused = true)]
+async fn inspection_names_all_holders() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = labelled(&nodes);
+    let holders = async |key: &str| -> Vec<String> {
+        let holders = one.inspect(key).await.holders();
+        holders.iter().map(ToString::to_string).collect()
+    };
+    assert!(holders("k").await.is_empty());
+    let _guard = one.try_lock("k").await.unwrap();
+    assert_eq!(holders("k").await, ["server-a"]);
+    let _readers = [
+        one.try_lock("r").shared().note("1").await.unwrap(),
+        other.try_lock("r").shared().note("2").await.unwrap(),
+        other.try_lock("r").shared().note("3").await.unwrap(),
+    ];
+    let mut readers = holders("r").await;
+    readers.sort_unstable();
+    assert_eq!(readers, ["server-a (1)", "server-b (2)", "server-b (3)"]);
+    // One that has died at a minority of the nodes.
+    let mut dead = Foreign::new("r");
+    dead.owner = OwnerToken::from_random([1; 16]).held_by(Holder::parse(b"1 dead\t"));
+    let names = dead.names.iter().cloned();
+    dead.names = names
+        .map(|name| Namespace::default().with_shared(name))
+        .collect();
+    dead.send(&nodes, 0, Op::Shared(SharedOp::Acquire { ttl: secs(60) }));
+    assert_eq!(holders("r").await.len(), 3);
+    let many = (0..40).map(|number| one.try_lock("m").shared().note(number.to_string()));
+    let many = many.map(IntoFuture::into_future);
+    let _many = futures_util::future::try_join_all(many).await.unwrap();
+    assert_eq!(holders("m").await.len(), 16);
+}
+
+#[tokio::test(start_paused = true)]
+async fn log_of_a_refused_caller_names_the_holder() {
+    let log = Log::default();
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = labelled(&nodes);
+    let _guard = one
+        .try_lock(("account", "ann@example.com"))
+        .note("POST /x")
+        .await
+        .unwrap();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_max_level(Level::DEBUG);
+    let subscriber = subscriber
+        .with_ansi(false)
+        .with_writer(move || writer.clone());
+    let _subscribed = subscribe(subscriber.finish());
+    let refused = other.try_lock(("account", "ann@example.com")).await;
+    assert!(refused.is_err());
+    let text = log.text();
+    assert!(text.contains("holder=server-a (POST /x)"), "{text}");
+    assert!(!text.contains("ann@"), "{text}");
+}
+
+#[test]
+fn labels_of_processes_are_short_and_can_be_shown() {
+    let build = |label: &str| -> Result<Redlock, BuildError> {
+        Redlock::builder().embedded(1).holder(label).build()
+    };
+    for label in ["a", "host/17", "é😀", &"x".repeat(64)] {
+        assert!(build(label).is_ok(), "{label}");
+    }
+    for label in [
+        "",
+        "a\nb",
+        "a\tb",
+        "\u{7f}",
+        &"x".repeat(65),
+        &"€".repeat(22),
+    ] {
+        let error = build(label).unwrap_err().to_string();
+        assert!(
+            error.contains("holder") && error.contains("64 bytes"),
+            "{error}"
+        );
+    }
+}
