@@ -268,7 +268,7 @@ impl Link {
         if !is_account {
             return;
         }
-        let owner = command.owner.to_hex();
+        let owner = command.owner.to_value();
         match (&command.op, reply) {
             (Op::Acquire { ttl, .. }, Reply::Granted(fence))
             | (Op::Confirm { ttl, .. }, Reply::At(fence)) => {

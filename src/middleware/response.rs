@@ -337,6 +337,7 @@ mod tests {
         let contended = Rejection::Contended {
             status: StatusCode::LOCKED,
             retry_after: None,
+            holder: None,
         };
         let response = grpc_status(&contended);
         assert_eq!(response.status(), StatusCode::OK);
@@ -351,6 +352,7 @@ mod tests {
         let contended = Rejection::Contended {
             status: StatusCode::LOCKED,
             retry_after: None,
+            holder: None,
         };
         let unavailable = LockError::Unavailable {
             reached: 0,

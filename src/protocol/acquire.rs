@@ -180,8 +180,9 @@ impl AcquireRound {
             Answer::Replied(_) | Answer::Failed => Acquired::Nothing,
         };
         self.is_shared |= matches!(answer, Answer::Replied(Reply::HeldShared { .. }));
-        if let Answer::Replied(Reply::Held { holder, .. }) = answer {
-            self.note_holder(holder.as_ref());
+        if let Answer::Replied(Reply::Held { shown, .. }) = answer {
+            let shown = shown.as_ref();
+            self.note_holder(shown.and_then(|shown| shown.holder.as_ref()));
         }
         match acquired {
             Acquired::Nothing => {}
@@ -495,9 +496,11 @@ impl Records {
                 self.copies.note(node, record);
             }
             Reply::Held {
-                fingerprint: Some(held_for),
-                ..
-            } if *held_for != self.fingerprint => {
+                shown: Some(shown), ..
+            } if shown
+                .fingerprint
+                .is_some_and(|held_for| held_for != self.fingerprint) =>
+            {
                 self.held_for_other_request.insert(node);
             }
             Reply::Intended => {

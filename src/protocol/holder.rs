@@ -33,9 +33,18 @@ use std::time::{Duration, SystemTime};
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder(
-    /// The seconds since 1970, a space, the label, a tab, and the note.
-    Arc<str>,
+    // A thin pointer, because answers and errors have room for one.
+    Arc<Words>,
 );
+
+#[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Words {
+    /// In seconds since 1970.
+    since: u64,
+    /// Empty if there is none, as the note.
+    label: Box<str>,
+    note: Box<str>,
+}
 
 impl Holder {
     /// The longest label, and the longest note, in bytes.
@@ -43,49 +52,49 @@ impl Holder {
 
     /// Creates the holder of a lock since this time after the beginning of 1970.
     pub(crate) fn new(label: Option<&str>, note: Option<&str>, since: Duration) -> Self {
-        let (label, note) = (label.unwrap_or_default(), note.unwrap_or_default());
-        Self(format!("{} {label}\t{note}", since.as_secs()).into())
+        Self(Arc::new(Words {
+            since: since.as_secs(),
+            label: label.unwrap_or_default().into(),
+            note: note.unwrap_or_default().into(),
+        }))
     }
 
-    /// Reads what stands behind the tokens in the value of a lock. Returns `None` if that is no holder: clients that
-    /// are not ours write what they like.
+    /// Reads what stands behind the tokens in the value of a lock: the seconds since 1970, a space, the label, a tab, and
+    /// the note. Returns `None` if that is no holder: clients that are not ours write what they like.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let (since, words) = text.split_once(' ')?;
         let (label, note) = words.split_once('\t')?;
-        let is_time = (1..=11).contains(&since.len()) && since.bytes().all(|c| c.is_ascii_digit());
-        (is_time && is_shown(label) && is_shown(note)).then(|| Self(text.into()))
+        let is_time = since.len() <= 11 && since.bytes().all(|c| c.is_ascii_digit());
+        let since = since.parse().ok().filter(|_| is_time)?;
+        let is_holder = is_shown(label) && is_shown(note);
+        is_holder.then(|| Self::new(Some(label), Some(note), Duration::from_secs(since)))
     }
 
     /// Returns the label of its process; `None` if the process has none.
     #[must_use]
     pub fn label(&self) -> Option<&str> {
-        Some(self.parts().1).filter(|label| !label.is_empty())
+        Some(&*self.0.label).filter(|label| !label.is_empty())
     }
 
     /// Returns the note on its lock; `None` if the lock has none.
     #[must_use]
     pub fn note(&self) -> Option<&str> {
-        Some(self.parts().2).filter(|note| !note.is_empty())
+        Some(&*self.0.note).filter(|note| !note.is_empty())
     }
 
     /// Returns when the attempt began that was granted the lock, to the second, by the wall clock of the holder.
     #[must_use]
     pub fn since(&self) -> SystemTime {
-        // A number of eleven digits at most, as the constructors have checked.
-        SystemTime::UNIX_EPOCH + Duration::from_secs(self.parts().0.parse().unwrap_or_default())
+        // Eleven digits at most, which every clock can show.
+        SystemTime::UNIX_EPOCH + Duration::from_secs(self.0.since)
     }
 
     /// Returns the text that stands behind the tokens in the value of a lock.
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    fn parts(&self) -> (&str, &str, &str) {
-        let (since, words) = self.0.split_once(' ').unwrap_or_default();
-        let (label, note) = words.split_once('\t').unwrap_or_default();
-        (since, label, note)
+    pub(crate) fn to_value(&self) -> String {
+        let Words { since, label, note } = &*self.0;
+        format!("{since} {label}\t{note}")
     }
 }
 
@@ -144,7 +153,7 @@ mod tests {
             let holder = Holder::new(label, note, since);
             assert_eq!((holder.label(), holder.note()), (label, note));
             assert_eq!(holder.since(), SystemTime::UNIX_EPOCH + since);
-            let read = Holder::parse(holder.as_str().as_bytes());
+            let read = Holder::parse(holder.to_value().as_bytes());
             assert_eq!(read, Some(holder));
         }
     }

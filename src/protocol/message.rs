@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::protocol::holder::Holder;
 use crate::protocol::names::KeyNames;
-use crate::protocol::record::{Fingerprint, Record};
-use crate::protocol::token::OwnerToken;
+use crate::protocol::record::Record;
+use crate::protocol::token::{OwnerToken, Shown};
 
 /// One request to one node; the same value goes to all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -170,10 +170,8 @@ pub enum Reply {
     Held {
         /// The time until the last of them expires, if the node reported it.
         expires_in: Option<Duration>,
-        /// The fingerprint of the holder's request, if its owner token has one.
-        fingerprint: Option<Fingerprint>,
-        /// Who holds the last of them to expire, if its owner token shows that.
-        holder: Option<Holder>,
+        /// What the owner token of the last of them to expire shows, if anything.
+        shown: Option<Arc<Shown>>,
     },
     /// To acquire: readers hold one of the keys.
     HeldShared {

@@ -192,4 +192,4 @@ pub use quorum::{NodeSet, Quorum};
 pub use record::{ExecutionId, Fingerprint, Record};
 pub use retry::{OnRelease, Retry};
 pub use store::Store;
-pub use token::{FencingToken, OwnerToken, ParseFencingTokenError};
+pub use token::{FencingToken, OwnerToken, ParseFencingTokenError, Shown};

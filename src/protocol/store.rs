@@ -130,12 +130,8 @@ impl Store {
             if holders().any(|lock| lock.by == LockedBy::Readers) {
                 return Reply::HeldShared { expires_in };
             }
-            let owner = last.owner();
-            return Reply::Held {
-                expires_in,
-                fingerprint: owner.and_then(OwnerToken::fingerprint),
-                holder: owner.and_then(OwnerToken::holder).cloned(),
-            };
+            let shown = last.owner().and_then(OwnerToken::shown).cloned();
+            return Reply::Held { expires_in, shown };
         }
         let intents = names.iter().filter_map(intent_of);
         let others = intents.filter_map(|intent| self.intents.get(&intent.name));

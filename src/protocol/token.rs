@@ -16,8 +16,17 @@ use crate::protocol::record::Fingerprint;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerToken {
     random: [u8; 16],
-    fingerprint: Option<Fingerprint>,
-    holder: Option<Holder>,
+    /// What it shows; most tokens show nothing.
+    shown: Option<Arc<Shown>>,
+}
+
+/// What an owner token shows to other clients, behind its random half.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Shown {
+    /// The fingerprint of what is executed under the lock.
+    pub fingerprint: Option<Fingerprint>,
+    /// Who holds the lock.
+    pub holder: Option<Holder>,
 }
 
 impl OwnerToken {
@@ -26,63 +35,69 @@ impl OwnerToken {
     pub fn from_random(random: [u8; 16]) -> Self {
         Self {
             random,
-            fingerprint: None,
-            holder: None,
+            shown: None,
         }
     }
 
-    /// Creates an owner token that also shows other requests for the key the fingerprint of its request.
+    /// Creates an owner token that also shows this, if there is anything to show.
     #[must_use]
-    pub fn with_fingerprint(random: [u8; 16], fingerprint: Fingerprint) -> Self {
+    pub fn showing(random: [u8; 16], shown: Option<Shown>) -> Self {
         Self {
             random,
-            fingerprint: Some(fingerprint),
-            holder: None,
+            shown: shown.map(Arc::new),
         }
     }
 
-    /// Returns the fingerprint, if it has one; never the random half.
+    /// Returns what it shows, if anything; never the random half.
     #[must_use]
-    pub fn fingerprint(&self) -> Option<Fingerprint> {
-        self.fingerprint
-    }
-
-    /// Makes it one that also shows other callers who holds the lock.
-    #[must_use]
-    pub fn held_by(self, holder: Option<Holder>) -> Self {
-        Self { holder, ..self }
+    pub fn shown(&self) -> Option<&Arc<Shown>> {
+        self.shown.as_ref()
     }
 
     /// Returns who holds the lock, if the token shows it.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
-        self.holder.as_ref()
+        self.shown.as_ref()?.holder.as_ref()
     }
 
     /// Returns the token as the nodes store it: 32 lower-case hexadecimal digits, and 32 more if it
-    /// has a fingerprint; then the holder, if it has one. Two values are equal only if all of it is, so that no other
-    /// client can match a token whose random half it does not know.
+    /// has a fingerprint; then a space and the holder, if it has one.
+    ///
+    /// Two values are compared as a whole, so no client can match one whose random half it does not know.
     #[must_use]
     pub fn to_value(&self) -> String {
         let mut value = hex(&self.random);
-        if let Some(fingerprint) = self.fingerprint {
-            value += &fingerprint.to_hex();
-        }
-        if let Some(holder) = &self.holder {
-            value = value + " " + holder.as_str();
+        if let Some(shown) = &self.shown {
+            let fingerprint = shown.fingerprint.map(Fingerprint::to_hex);
+            value += &fingerprint.unwrap_or_default();
+            if let Some(holder) = &shown.holder {
+                value = value + " " + &holder.to_value();
+            }
         }
         value
+    }
+}
+
+impl Shown {
+    /// Returns `None` if there is nothing to show.
+    #[must_use]
+    pub fn new(fingerprint: Option<Fingerprint>, holder: Option<Holder>) -> Option<Self> {
+        let shows = fingerprint.is_some() || holder.is_some();
+        shows.then_some(Self {
+            fingerprint,
+            holder,
+        })
     }
 
     /// Reads what follows the random half in the value of a lock, which any client may have written.
     #[must_use]
-    pub fn parse_shown(shown: &[u8]) -> (Option<Fingerprint>, Option<Holder>) {
-        let space = shown.iter().position(|c| *c == b' ');
-        let (digits, holder) = shown.split_at(space.unwrap_or(shown.len()));
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let space = bytes.iter().position(|c| *c == b' ');
+        let (digits, holder) = bytes.split_at(space.unwrap_or(bytes.len()));
         let fingerprint = Fingerprint::from_hex(digits);
         let is_ours = digits.is_empty() || fingerprint.is_some();
         let holder = holder.strip_prefix(b" ").filter(|_| is_ours);
-        (fingerprint, holder.and_then(Holder::parse))
+        Self::new(fingerprint, holder.and_then(Holder::parse))
     }
 }
 

@@ -105,7 +105,10 @@ impl Nodes {
         let sets = spec.clients.iter().map(|role| role.keys);
         let names: Vec<Names> = sets.chain([&[0][..]]).map(name).collect();
         let owner = |client| match spec.has(May::Execute) {
-            true => requests::once(true).owner([client; 16]),
+            true => {
+                let fingerprint = Some(requests::once(true).fingerprint);
+                OwnerToken::showing([client; 16], Shown::new(fingerprint, None))
+            }
             false => OwnerToken::from_random([client; 16]),
         };
         Self {

@@ -151,7 +151,7 @@ proptest! {
             }
             let expires_in = expiry.map(Duration::from_millis);
             known.push(expires_in);
-            last = round.on_acquire(node, &Answer::Replied(Reply::Held { expires_in, fingerprint: None, holder: None }));
+            last = round.on_acquire(node, &Answer::Replied(Reply::Held { expires_in, shown: None }));
         }
         let AcquireStep::Refused(Refusal { kind: RefusalKind::Contended { expires_in }, .. }) = last
         else {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
-use tower_redlock::protocol::{Holder, KeyNames, LockKeys, Namespace, OwnerToken, Store};
+use tower_redlock::protocol::{Holder, KeyNames, LockKeys, Namespace, OwnerToken, Shown, Store};
 
 /// All times are multiples of this, so that a difference in an expiry is no matter of speed.
 pub(crate) const STEP: Duration = Duration::from_secs(100);
@@ -119,11 +119,10 @@ pub(crate) fn decode(op: &Op, reply: &support::Reply) -> Reply {
 /// Reads the refusal of an owner that holds the key alone.
 pub(crate) fn held(parts: &[support::Reply]) -> Reply {
     let expires_in = u64::try_from(parts[1].as_int().unwrap()).ok();
-    let (fingerprint, holder) = OwnerToken::parse_shown(parts[2].as_str().unwrap().as_bytes());
+    let shown = Shown::parse(parts[2].as_str().unwrap().as_bytes());
     Reply::Held {
         expires_in: expires_in.map(Duration::from_millis),
-        fingerprint,
-        holder,
+        shown: shown.map(Arc::new),
     }
 }
 
@@ -134,13 +133,11 @@ pub(crate) fn are_same(keys: usize, ours: &Reply, theirs: &Reply) -> bool {
         (
             Reply::Held {
                 expires_in: Some(ours),
-                holder: our,
-                ..
+                shown: our,
             },
             Reply::Held {
                 expires_in: Some(theirs),
-                holder: their,
-                ..
+                shown: their,
             },
         ) => (keys > 1 || our == their) && ours.abs_diff(*theirs) < TOLERANCE,
         (
@@ -180,7 +177,8 @@ pub(crate) fn names(keys: &[&str]) -> Arc<[KeyNames]> {
 /// Every other one shows who it is.
 pub(crate) fn owner(id: u8) -> OwnerToken {
     let holder = Holder::parse(format!("{id} host/{id}\ta note").as_bytes());
-    OwnerToken::from_random([id; 16]).held_by(holder.filter(|_| id % 2 == 1))
+    let holder = holder.filter(|_| id % 2 == 1);
+    OwnerToken::showing([id; 16], Shown::new(None, holder))
 }
 
 pub(crate) fn command(keys: &[&str], id: u8, op: Op) -> Command {
@@ -518,8 +516,7 @@ fn lock_key_without_expiry_is_held_without_a_remaining_time() {
             reply,
             Ok(Reply::Held {
                 expires_in: None,
-                fingerprint: None,
-                holder: None
+                shown: None,
             })
         );
     }
@@ -530,8 +527,7 @@ fn lock_key_without_expiry_is_held_without_a_remaining_time() {
         reply,
         Ok(Reply::Held {
             expires_in: None,
-            fingerprint: None,
-            holder: None
+            shown: None,
         })
     );
     let reply = send(&mut node, &command(&["l", "k"], 1, acquire(1, STEP)), true);
@@ -539,8 +535,7 @@ fn lock_key_without_expiry_is_held_without_a_remaining_time() {
         reply,
         Ok(Reply::Held {
             expires_in: None,
-            fingerprint: None,
-            holder: None
+            shown: None,
         })
     );
 }

@@ -6,6 +6,7 @@
 )]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -14,7 +15,7 @@ use proptest::sample::select;
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{Answer, Reply};
 use tower_redlock::protocol::round::{Decided, LookRound, LookStep, RecordRound, RecordStep};
-use tower_redlock::protocol::{ExecutionId, Fingerprint, Record};
+use tower_redlock::protocol::{ExecutionId, Fingerprint, Record, Shown};
 
 use crate::round_cases::{assignments, majority, orders, quorum};
 
@@ -73,8 +74,7 @@ impl Fate {
 fn held_for(payload: u8) -> Reply {
     Reply::Held {
         expires_in: None,
-        fingerprint: Some(Fingerprint::from_digest([payload; 32])),
-        holder: None,
+        shown: Shown::new(Some(Fingerprint::from_digest([payload; 32])), None).map(Arc::new),
     }
 }
 

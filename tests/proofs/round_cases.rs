@@ -22,8 +22,7 @@ pub(crate) const fn at(number: u64) -> Answer {
 
 pub(crate) const HELD: Answer = Answer::Replied(Reply::Held {
     expires_in: None,
-    fingerprint: None,
-    holder: None,
+    shown: None,
 });
 
 pub(crate) const LOST: Answer = Answer::Replied(Reply::Lost);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use support::{Connection, Random, ScriptNode};
 use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
-use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
+use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, Shown, Store};
 
 use crate::node_contract::{NOT_HELD, STEP, held, names, owner};
 use crate::shared_contract::age_all;
@@ -177,7 +177,7 @@ fn decode(op: &Op, reply: &support::Reply, has_slots: bool) -> Reply {
                 let shown = parts[7].as_array().unwrap().iter();
                 let shown = shown.map(|shown| shown.as_str().unwrap().as_bytes());
                 shown
-                    .filter_map(|shown| OwnerToken::parse_shown(shown).1)
+                    .filter_map(|shown| Shown::parse(shown)?.holder)
                     .collect()
             },
         })),
@@ -193,9 +193,8 @@ fn rounded(reply: &Reply) -> Reply {
     match *reply {
         Reply::Held { expires_in, .. } => Reply::Held {
             expires_in: round(expires_in),
-            fingerprint: None,
             // Of several keys, either may be the last by a moment.
-            holder: None,
+            shown: None,
         },
         Reply::HeldShared { expires_in } => Reply::HeldShared {
             expires_in: round(expires_in),

@@ -72,14 +72,10 @@ impl Driver {
             traces.begin(&spec.keys, trace)
         });
         let state = LockState::new(spec, origin);
-        let owner = match &lease.once {
-            None => OwnerToken::from_random(unguessable()),
-            Some(once) => once.owner(unguessable()),
-        };
         let mut driver = Box::new(Self {
             command: None,
             origin,
-            owner: owner.held_by(state.holder.clone()),
+            owner: lease.owner(unguessable(), state.holder.clone()),
             state,
             lease: Lease::new(lease, cluster.quorum, Duration::ZERO, patience),
             votes: VoteReceiver::new(&cluster.names),

@@ -12,7 +12,7 @@ use crate::node::redis::table::number;
 use crate::protocol::message::{
     Command, HolderMark, KeyState, MAX_HOLDERS, Op, Reply, Seen, SharedOp,
 };
-use crate::protocol::{FencingToken, Holder, OwnerToken, Record};
+use crate::protocol::{FencingToken, Holder, Record, Shown};
 
 /// Decodes a server's reply to a job.
 pub(super) fn decode(job: &Job, value: &Value, node: &Arc<str>) -> Result<Reply, NodeFailure> {
@@ -206,18 +206,16 @@ fn read_parts(command: &Command, parts: &[Value]) -> Option<Reply> {
 
 /// The expiry is negative if the key never expires, or if the server did not report it.
 fn held(pttl: i64, shown: &[u8]) -> Reply {
-    let (fingerprint, holder) = OwnerToken::parse_shown(shown);
     Reply::Held {
         expires_in: millis(pttl),
-        fingerprint,
-        holder,
+        shown: Shown::parse(shown).map(Arc::new),
     }
 }
 
 /// Reads what a holder shows of its value.
 fn holder(shown: &Value) -> Option<Holder> {
     match shown {
-        Value::BulkString(shown) => OwnerToken::parse_shown(shown).1,
+        Value::BulkString(shown) => Shown::parse(shown)?.holder,
         _ => None,
     }
 }
@@ -263,7 +261,9 @@ mod tests {
     use crate::node::job::{Job, Packet, VoteReceiver};
     use crate::node::redis::table::{self, GenerationCheck, Operation, encode_call_into};
     use crate::protocol::admission::Generation;
-    use crate::protocol::{ExecutionId, Fingerprint, KeyNames, LockKey, LockKeys, Namespace};
+    use crate::protocol::{
+        ExecutionId, Fingerprint, KeyNames, LockKey, LockKeys, Namespace, OwnerToken,
+    };
 
     const TIME: Duration = Duration::from_secs(1);
     const GENERATION: &[u8] = b"redlock:generation";
@@ -456,7 +456,7 @@ mod tests {
         let digits = "0a".repeat(16);
         let held = |fingerprint| Reply::Held {
             expires_in: Some(TIME),
-            fingerprint,
+            shown: Shown::new(fingerprint, None).map(Arc::new),
         };
         let asked = Fingerprint::from_hex(digits.as_bytes());
         assert!(asked.is_some());

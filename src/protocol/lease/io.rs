@@ -6,9 +6,10 @@ use crate::protocol::message::{Answer, Op, SharedOp};
 use crate::protocol::round::{Decided, ReleaseStep};
 
 use crate::protocol::acquire::Refusal;
+use crate::protocol::holder::Holder;
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::{Fingerprint, Record};
-use crate::protocol::token::OwnerToken;
+use crate::protocol::token::{OwnerToken, Shown};
 
 /// The number of the `ACQUIRE`, the first request.
 pub(super) const ACQUIRE: u32 = 1;
@@ -179,11 +180,12 @@ impl Access {
     }
 }
 
-impl OnceSpec {
-    /// Returns an owner value of these random bits.
+impl LeaseSpec {
+    /// Returns an owner token of these random bits, for this holder.
     #[must_use]
-    pub fn owner(&self, random: [u8; 16]) -> OwnerToken {
-        OwnerToken::with_fingerprint(random, self.fingerprint)
+    pub fn owner(&self, random: [u8; 16], holder: Option<Holder>) -> OwnerToken {
+        let fingerprint = self.once.map(|once| once.fingerprint);
+        OwnerToken::showing(random, Shown::new(fingerprint, holder))
     }
 }
 

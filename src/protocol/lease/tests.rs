@@ -88,7 +88,7 @@ fn nodes_that_are_silent_for_too_long_count_as_failed_and_are_released() {
     let mut world = World::of(spec(7));
     world.serve(0, &[1]);
     world.pass(START + NODE_TIMEOUT);
-    let [Event::Refused(refusal)] = world.events()[..] else {
+    let [Event::Refused(refusal)] = &world.events()[..] else {
         panic!("it is not refused");
     };
     assert_eq!(refusal.kind, RefusalKind::Unavailable);

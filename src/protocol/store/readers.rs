@@ -44,11 +44,10 @@ impl Store {
         let refusals = names
             .iter()
             .filter_map(|name| self.refusal(name, owner, now));
-        if let Some((longest, holder)) = refusals.max_by_key(|(expires_in, _)| *expires_in) {
+        if let Some((longest, owner)) = refusals.max_by_key(|(expires_in, _)| *expires_in) {
             return Reply::Held {
                 expires_in: Some(longest),
-                fingerprint: None,
-                holder: holder.cloned(),
+                shown: owner.and_then(OwnerToken::shown).cloned(),
             };
         }
         for name in names {
@@ -134,17 +133,17 @@ impl Store {
         Reply::Released
     }
 
-    /// Returns for how long a key refuses a reader, and who holds it, if it does.
+    /// Returns for how long a key refuses a reader, and the owner that holds it, if it does.
     fn refusal(
         &self,
         name: &KeyNames,
         owner: &OwnerToken,
         now: Duration,
-    ) -> Option<(Duration, Option<&Holder>)> {
+    ) -> Option<(Duration, Option<&OwnerToken>)> {
         if let Some(lock) = self.lock(name, now)
-            && let Some(holder) = lock.owner()
+            && let Some(owner) = lock.owner()
         {
-            return Some((lock.expires - now, holder.holder()));
+            return Some((lock.expires - now, Some(owner)));
         }
         let shared = name.shared.as_ref()?;
         // Also where the key is free: otherwise readers would overtake the writer at the nodes that the last

@@ -57,7 +57,7 @@ fn acquire_raises_the_fence_for_a_new_grant_and_not_for_a_repeated_one() {
     assert_eq!(a.acquire(&mut store, 9, NOW), Reply::Granted(5));
     let held = Reply::Held {
         expires_in: Some(TTL),
-        fingerprint: None,
+        shown: None,
     };
     assert_eq!(b.acquire(&mut store, 9, NOW), held);
     store.apply(&a.command(Op::Release), NOW);
@@ -82,7 +82,7 @@ fn confirm_never_shortens_a_lock() {
     a.confirm(&mut store, 5, TTL / 10, NOW);
     let held = Reply::Held {
         expires_in: Some(TTL - TTL / 2),
-        fingerprint: None,
+        shown: None,
     };
     assert_eq!(b.acquire(&mut store, 6, NOW + TTL / 2), held);
 }

@@ -303,7 +303,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
                 let reply = match told.number {
                     1 => Reply::Held {
                         expires_in: None,
-                        fingerprint: None,
+                        shown: None,
                     },
                     _ => Reply::Lost,
                 };

@@ -161,7 +161,7 @@ fn held_reply_has_the_fingerprint_of_the_holder() {
         pair.forget();
         pair.ask(&acquire(id), "first");
         match pair.ask(&acquire(3), "second") {
-            Reply::Held { fingerprint, .. } => fingerprint,
+            Reply::Held { shown, .. } => shown.and_then(|shown| shown.fingerprint),
             other => panic!("not held: {other:?}"),
         }
     };
@@ -174,8 +174,7 @@ fn held_reply_has_the_fingerprint_of_the_holder() {
         let held = send(&mut pair.node, &acquire(3), None).unwrap();
         let unknown = Reply::Held {
             expires_in: None,
-            fingerprint: None,
-            holder: None,
+            shown: None,
         };
         assert_eq!(held, unknown, "{value}");
     }

@@ -6,7 +6,7 @@ use support::{self, ScriptNode};
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{
-    ExecutionId, Fingerprint, Holder, KeyNames, LockKey, Namespace, OwnerToken, Record,
+    ExecutionId, Fingerprint, Holder, KeyNames, LockKey, Namespace, OwnerToken, Record, Shown,
 };
 
 use crate::node_contract::{NOT_HELD, held};
@@ -15,7 +15,7 @@ use crate::node_contract::{NOT_HELD, held};
 pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
     match (op, reply) {
         (_, Reply::Granted(_)) => "granted",
-        (_, Reply::Held { fingerprint, .. }) => match fingerprint {
+        (_, Reply::Held { shown, .. }) => match shown {
             Some(_) => "held for an owner",
             None => "held",
         },
@@ -262,7 +262,7 @@ pub(crate) fn owner(id: u8) -> OwnerToken {
         // Every other one shows who it is.
         let holder = Holder::parse(format!("{id} host/{id}\ta note").as_bytes());
         let holder = holder.filter(|_| id % 2 == 1);
-        OwnerToken::with_fingerprint(random, fingerprint(id)).held_by(holder)
+        OwnerToken::showing(random, Shown::new(Some(fingerprint(id)), holder))
     }
 }
 

@@ -102,10 +102,7 @@ impl World {
         let quorum = Quorum::new(NODES).unwrap();
         let random = [u8::try_from(number).unwrap(); 16];
         self.callers.push(Caller {
-            owner: match spec.once {
-                None => OwnerToken::from_random(random),
-                Some(once) => once.owner(random),
-            },
+            owner: spec.owner(random, None),
             lease: Lease::new(spec, quorum, self.now, |_| Duration::ZERO),
             links: array::from_fn(|_| Link::default()),
             published: 0,

@@ -98,7 +98,7 @@ fn held_by_readers(left: u32) -> Reply {
 fn held(left: u32) -> Reply {
     Reply::Held {
         expires_in: Some(ticks(left)),
-        fingerprint: None,
+        shown: None,
     }
 }
 
