@@ -126,6 +126,10 @@ pub mod recipes {
     pub mod limit_per_tenant {}
 
     #[doc = include_str!("guide/links.md")]
+    #[doc = include_str!("../docs/recipes/who_blocks_me.md")]
+    pub mod who_blocks_me {}
+
+    #[doc = include_str!("guide/links.md")]
     #[doc = include_str!("../docs/recipes/websocket_editor.md")]
     pub mod websocket_editor {}
 

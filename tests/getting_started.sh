@@ -277,6 +277,7 @@ readonly RECIPES=(
     docs/recipes/nightly_job_once.md
     docs/recipes/webhook_delivered_twice.md
     docs/recipes/limit_per_tenant.md
+    docs/recipes/who_blocks_me.md
     docs/recipes/fenced_writes_in_postgres.md
 )
 servers=

@@ -500,3 +500,46 @@ async fn missing_key_reject_always_refuses_a_fallback_too() {
     let refused = send(OnMissingKey::RejectAlways).await;
     assert_eq!(refused, StatusCode::BAD_REQUEST);
 }
+
+/// The body of a refusal by this layer while a process with a label holds the key.
+async fn refusal_body(nodes: &ScriptedNodes, layer: RedlockLayer, request: Request<()>) -> String {
+    let process = Redlock::builder()
+        .scripted(nodes)
+        .holder("server-a")
+        .build();
+    let held = process
+        .unwrap()
+        .try_lock(("order", "secret-7"))
+        .note("POST /x");
+    let _held = held.await.unwrap();
+    let (response, seen) = call(&layer, request).await;
+    assert!(seen.is_none() && response.status() == StatusCode::LOCKED);
+    let headers = format!("{:?}", response.headers());
+    headers + &String::from_utf8(response.into_body().to_vec()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_names_the_holder_only_if_the_layer_exposes_it() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = || Redlock::builder().scripted(&nodes).build().unwrap();
+    // In another process, and in that of the holder.
+    for redlock in [redlock(), redlock()] {
+        let layer = || RedlockLayer::new(redlock.clone(), ("order", "secret-7"));
+        let said = refusal_body(&nodes, layer(), request("POST", &[])).await;
+        for secret in ["holder", "server-a", "POST /x", "secret-7"] {
+            assert!(!said.contains(secret), "{said}");
+        }
+        let exposing = layer().expose_holder(true);
+        let said = refusal_body(&nodes, exposing, request("POST", &[])).await;
+        let member = r#""holder":{"label":"server-a","note":"POST /x"}}"#;
+        assert!(said.ends_with(member), "{said}");
+        let grpc = request("POST", &[("content-type", "application/grpc")]);
+        let _held = redlock
+            .try_lock(("order", "secret-7"))
+            .note("n")
+            .await
+            .unwrap();
+        let (response, _) = call(&layer().expose_holder(true), grpc).await;
+        assert!(!format!("{:?}", response.headers()).contains("note"));
+    }
+}

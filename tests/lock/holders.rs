@@ -46,7 +46,7 @@ async fn refused_callers_hear_who_holds_the_lock() {
         let behind = redlock.lock("k").wait(secs(1));
         let (first, second) = tokio::join!(heard(waiting), heard(behind));
         assert_eq!([first, second], ["server-a (POST /k)"; 2]);
-        let several = redlock.lock_all(["j", "k"]).wait(Duration::ZERO);
+        let several = redlock.lock_all(["a", "k"]).wait(Duration::ZERO);
         assert_eq!(heard(several).await, "server-a (POST /k)");
         assert_eq!(
             heard(redlock.try_lock("k").shared()).await,
@@ -150,26 +150,26 @@ async fn inspection_names_all_holders() {
     let _guard = one.try_lock("k").await.unwrap();
     assert_eq!(holders("k").await, ["server-a"]);
     let _readers = [
-        one.try_lock("r").shared().note("1").await.unwrap(),
-        other.try_lock("r").shared().note("2").await.unwrap(),
-        other.try_lock("r").shared().note("3").await.unwrap(),
+        one.try_lock("x").shared().note("1").await.unwrap(),
+        other.try_lock("x").shared().note("2").await.unwrap(),
+        other.try_lock("x").shared().note("3").await.unwrap(),
     ];
-    let mut readers = holders("r").await;
+    let mut readers = holders("x").await;
     readers.sort_unstable();
     assert_eq!(readers, ["server-a (1)", "server-b (2)", "server-b (3)"]);
     // One that has died at a minority of the nodes.
-    let mut dead = Foreign::new("r");
+    let mut dead = Foreign::new("x");
     dead.owner = OwnerToken::showing([1; 16], Shown::new(None, Holder::parse(b"1 dead\t")));
     let names = dead.names.iter().cloned();
     dead.names = names
         .map(|name| Namespace::default().with_shared(name))
         .collect();
     dead.send(&nodes, 0, Op::Shared(SharedOp::Acquire { ttl: secs(60) }));
-    assert_eq!(holders("r").await.len(), 3);
-    let many = (0..40).map(|number| one.try_lock("m").shared().note(number.to_string()));
+    assert_eq!(holders("x").await.len(), 3);
+    let many = (0..40).map(|number| one.try_lock("y").shared().note(number.to_string()));
     let many = many.map(IntoFuture::into_future);
     let _many = futures_util::future::try_join_all(many).await.unwrap();
-    assert_eq!(holders("m").await.len(), 16);
+    assert_eq!(holders("y").await.len(), 16);
 }
 
 #[tokio::test(start_paused = true)]
