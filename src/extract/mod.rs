@@ -3,6 +3,8 @@
 mod admin;
 mod handle;
 mod locked;
+#[cfg(feature = "utoipa")]
+mod openapi;
 mod path;
 mod rejection;
 

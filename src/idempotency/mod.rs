@@ -23,6 +23,8 @@ mod fingerprint;
 pub(crate) mod fuzzing;
 mod header;
 mod layer;
+#[cfg(feature = "utoipa")]
+mod openapi;
 mod service;
 mod stored;
 mod task;

@@ -43,6 +43,8 @@ mod held;
 pub(crate) mod key;
 mod layer;
 pub(crate) mod macros;
+#[cfg(feature = "utoipa")]
+mod openapi;
 mod rejection;
 mod response;
 mod routed;
@@ -61,6 +63,8 @@ pub use disconnect::{
 pub use held::LockHandles;
 pub use key::{IntoKeys, KeyExtractor};
 pub use layer::RedlockLayer;
+#[cfg(all(feature = "utoipa", any(feature = "axum", feature = "idempotency")))]
+pub(crate) use openapi::responses;
 pub use rejection::Rejection;
 pub use response::{RejectionResponse, RequestKind};
 pub use service::{RedlockService, ResponseFuture};

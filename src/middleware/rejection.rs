@@ -131,7 +131,10 @@ impl Rejection {
     /// Returns the HTTP status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        StatusCode::from_u16(self.row().0).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+        match self {
+            Self::Contended { status, .. } => *status,
+            _ => StatusCode::from_u16(self.row().0).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+        }
     }
 
     /// Returns the stable, machine-readable name of the case.
@@ -147,6 +150,9 @@ impl Rejection {
     /// their quarantine. Clients should add jitter, so that they do not all retry at once.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
+        let (.., true) = self.row() else {
+            return None;
+        };
         let left = match self {
             Self::Contended { retry_after, .. }
             | Self::TooManyConcurrent { retry_after }
@@ -155,8 +161,7 @@ impl Rejection {
                 retry_after.min(MAX_RETRY_AFTER)
             }
             Self::Failed(error) => error.quarantined().unwrap_or_default(),
-            // Time does not change the others.
-            _ => return None,
+            _ => Duration::ZERO,
         };
         Some(Duration::from_secs(whole_seconds(left).max(1)))
     }
@@ -219,56 +224,56 @@ impl Rejection {
         let lacking = source.filter(|source| !source.contains("extension `"));
         Self::KeyMissing { lacking }
     }
+}
 
-    /// Returns the HTTP status, the gRPC status, the name of the case, and the text for people that names it.
-    ///
-    /// The gRPC statuses: 1 CANCELLED, 3 INVALID_ARGUMENT, 4 DEADLINE_EXCEEDED, 6 ALREADY_EXISTS, 8 RESOURCE_EXHAUSTED,
-    /// 9 FAILED_PRECONDITION, 10 ABORTED, 13 INTERNAL and 14 UNAVAILABLE.
-    pub(super) fn row(&self) -> (u16, u16, &'static str, &'static str) {
-        match self {
-            Self::Contended { status, .. } => {
-                (status.as_u16(), 10, "lock-contended", "Resource is locked")
+/// The HTTP status, the gRPC status, the name of the case, the text for people that names it, and whether a retry makes
+/// sense.
+///
+/// The gRPC statuses: 1 CANCELLED, 3 INVALID_ARGUMENT, 4 DEADLINE_EXCEEDED, 6 ALREADY_EXISTS, 8 RESOURCE_EXHAUSTED,
+/// 9 FAILED_PRECONDITION, 10 ABORTED, 13 INTERNAL and 14 UNAVAILABLE.
+pub(super) type Row = (u16, u16, &'static str, &'static str, bool);
+
+/// Makes a list of the rows beside the function that finds the row of a case, so that the list lacks no case.
+macro_rules! table {
+    ($($case:pat $(if $condition:expr)? => $row:expr,)*) => {
+        impl Rejection {
+            pub(super) fn row(&self) -> Row {
+                match self {
+                    $($case $(if $condition)? => $row,)*
+                }
             }
-            Self::TooManyConcurrent { .. } => (
-                429,
-                8,
-                "too-many-concurrent",
-                "Too many concurrent requests",
-            ),
-            Self::Failed(LockError::Expired { .. }) => {
-                (503, 14, "lock-expired", "Lock unavailable")
-            }
-            Self::Failed(LockError::Overloaded { .. }) => {
-                (503, 14, "lock-overloaded", "Lock unavailable")
-            }
-            Self::Failed(LockError::Closed) => {
-                (503, 14, "shutting-down", "Service is shutting down")
-            }
-            Self::Failed(error) if error.quarantined().is_some() => {
-                (503, 14, "lock-quarantined", "Lock service started recently")
-            }
-            Self::Failed(_) => (503, 14, "lock-unavailable", "Lock unavailable"),
-            Self::Lost(_) => (503, 10, "lock-lost", "Lock lost"),
-            Self::InProgress { .. } => (409, 10, "request-in-progress", "Request in progress"),
-            Self::KeyMissing { .. } => (400, 3, "key-missing", "Key missing or invalid"),
-            Self::KeyInvalid(_) => (400, 3, "key-invalid", "Key missing or invalid"),
-            Self::BodyTooLarge => (413, 8, "body-too-large", "Body too large"),
-            // The client cancelled its request body.
-            Self::BodyUnreadable { timed_out: false } => {
-                (400, 1, "body-unreadable", "Body unreadable")
-            }
-            Self::BodyUnreadable { timed_out: true } => {
-                (408, 4, "body-unreadable", "Body unreadable")
-            }
-            Self::Misconfigured(_) => (500, 13, "misconfigured", "Service misconfigured"),
-            Self::ScopeMissing => (500, 13, "scope-missing", "Service misconfigured"),
-            Self::KeyReused => (422, 3, "idempotency-key-reused", "Idempotency key reused"),
-            Self::OutcomeUnknown => (409, 9, "outcome-unknown", "Outcome unknown"),
-            // Not ABORTED, after which clients call again.
-            Self::ResultNotKept => (409, 6, "result-not-kept", "Response not kept"),
-            Self::ConflictingOutcomes => (409, 9, "conflicting-outcomes", "Conflicting outcomes"),
         }
-    }
+
+        #[cfg(feature = "utoipa")]
+        pub(super) const ROWS: &[Row] = &[$($row),*];
+    };
+}
+
+table! {
+    // Unless the layer has another status.
+    Self::Contended { .. } => (423, 10, "lock-contended", "Resource is locked", true),
+    Self::TooManyConcurrent { .. } => (429, 8, "too-many-concurrent", "Too many concurrent requests", true),
+    Self::Failed(LockError::Expired { .. }) => (503, 14, "lock-expired", "Lock unavailable", true),
+    Self::Failed(LockError::Overloaded { .. }) => (503, 14, "lock-overloaded", "Lock unavailable", true),
+    Self::Failed(LockError::Closed) => (503, 14, "shutting-down", "Service is shutting down", true),
+    Self::Failed(error) if error.quarantined().is_some() =>
+        (503, 14, "lock-quarantined", "Lock service started recently", true),
+    Self::Failed(_) => (503, 14, "lock-unavailable", "Lock unavailable", true),
+    Self::Lost(_) => (503, 10, "lock-lost", "Lock lost", false),
+    Self::InProgress { .. } => (409, 10, "request-in-progress", "Request in progress", true),
+    Self::KeyMissing { .. } => (400, 3, "key-missing", "Key missing or invalid", false),
+    Self::KeyInvalid(_) => (400, 3, "key-invalid", "Key missing or invalid", false),
+    Self::BodyTooLarge => (413, 8, "body-too-large", "Body too large", false),
+    // The client cancelled its request body.
+    Self::BodyUnreadable { timed_out: false } => (400, 1, "body-unreadable", "Body unreadable", false),
+    Self::BodyUnreadable { timed_out: true } => (408, 4, "body-unreadable", "Body unreadable", false),
+    Self::Misconfigured(_) => (500, 13, "misconfigured", "Service misconfigured", false),
+    Self::ScopeMissing => (500, 13, "scope-missing", "Service misconfigured", false),
+    Self::KeyReused => (422, 3, "idempotency-key-reused", "Idempotency key reused", false),
+    Self::OutcomeUnknown => (409, 9, "outcome-unknown", "Outcome unknown", false),
+    // Not ABORTED, after which clients call again.
+    Self::ResultNotKept => (409, 6, "result-not-kept", "Response not kept", false),
+    Self::ConflictingOutcomes => (409, 9, "conflicting-outcomes", "Conflicting outcomes", false),
 }
 
 /// Returns the text for the client about its key. `Display` of the error is for operators.

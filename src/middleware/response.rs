@@ -198,7 +198,8 @@ impl RequestKind {
 
 /// Builds `application/problem+json` (RFC 9457) with a stable `code` member.
 fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
-    let (status, _, code, title) = rejection.row();
+    let (.., code, title, _) = rejection.row();
+    let status = rejection.status().as_u16();
     let detail = Value::from(rejection.to_string());
     let holder = match rejection {
         Rejection::Contended {
@@ -224,7 +225,7 @@ fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
 
 /// Builds a "trailers-only" response: everything in the head, no body.
 fn grpc_status(rejection: &Rejection) -> Response<Full<Bytes>> {
-    let (_, status, code, _) = rejection.row();
+    let (_, status, code, ..) = rejection.row();
     let mut response = Response::new(Full::default());
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -251,7 +252,7 @@ fn insert_details(headers: &mut HeaderMap, rejection: &Rejection) {
     let retry_info = RetryInfo {
         retry_delay: retry_after.try_into().ok(),
     };
-    let (_, status, code, _) = rejection.row();
+    let (_, status, code, ..) = rejection.row();
     let status = RpcStatus {
         code: status.into(),
         message: code.into(),

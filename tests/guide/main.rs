@@ -44,8 +44,8 @@ fn messages_of_the_troubleshooting_chapter_are_those_of_the_source() {
 #[test]
 fn codes_of_the_troubleshooting_chapter_are_all_codes_of_rejections() {
     let source = read("src/middleware/rejection.rs");
-    let (_, code) = source.split_once("fn row(").unwrap();
-    let (code, _) = code.split_once("\n    }\n").unwrap();
+    let (_, code) = source.split_once("\ntable! {\n").unwrap();
+    let (code, _) = code.split_once("\n}\n").unwrap();
     let codes = code.split('"').skip(1).step_by(2);
     // The titles begin with a capital letter.
     let codes = codes.filter(|text| text.starts_with(|c: char| c.is_ascii_lowercase()));

@@ -19,6 +19,7 @@ mod log_texts;
 mod many_requests;
 mod nested_groups;
 mod on_lost;
+mod openapi;
 mod rejections;
 mod request_bodies;
 mod request_options;

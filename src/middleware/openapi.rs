@@ -1,0 +1,144 @@
+//! Refusals as responses of an OpenAPI document, by utoipa.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use utoipa::openapi::header::Header;
+use utoipa::openapi::response::{Response, ResponseBuilder};
+use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::openapi::{Content, RefOr};
+use utoipa::{IntoResponses, PartialSchema, ToSchema};
+
+use crate::lock::LockError;
+use crate::middleware::buffer::BufferBodyLayer;
+use crate::middleware::layer::RedlockLayer;
+use crate::middleware::rejection::{ROWS, Rejection, Row};
+
+/// All refusals of this crate.
+impl IntoResponses for Rejection {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        responses(|_| true)
+    }
+}
+
+/// The refusals of the layer, with its default `contended_status` and `rejection`.
+///
+/// 429 is for a layer with [`max_concurrent`](Self::max_concurrent). The responses of another
+/// [`contended_status`](Self::contended_status) are those of a type of your own:
+///
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use tower_redlock::RedlockLayer;
+/// use utoipa::IntoResponses;
+/// use utoipa::openapi::{RefOr, Response};
+///
+/// struct OrderLock;
+///
+/// impl IntoResponses for OrderLock {
+///     fn responses() -> BTreeMap<String, RefOr<Response>> {
+///         let mut responses = RedlockLayer::responses();
+///         responses.remove("429");
+///         let contended = responses.remove("423");
+///         responses.extend(contended.map(|response| ("409".to_owned(), response)));
+///         responses
+///     }
+/// }
+///
+/// #[utoipa::path(post, path = "/orders/{id}/ship", responses((status = 200), OrderLock))]
+/// async fn ship() {}
+/// # let responses = OrderLock::responses();
+/// # assert!(responses.contains_key("409") && !responses.contains_key("423"));
+/// ```
+///
+/// # Design
+///
+/// utoipa keeps one response for each status, the last of an operation. So that several layers can be named in any
+/// order, the response for a status has the codes of all layers. That of a `contended_status` takes the place of the
+/// response with its status.
+impl IntoResponses for RedlockLayer {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        responses(|status| matches!(status, 400 | 423 | 429 | 500 | 503))
+    }
+}
+
+/// The refusals of the layer, with its default `rejection`; see those of a [`RedlockLayer`].
+impl IntoResponses for BufferBodyLayer {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        responses(|status| matches!(status, 400 | 408 | 413))
+    }
+}
+
+/// The responses of a handler that returns the error.
+impl IntoResponses for LockError {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        responses(|status| matches!(status, 400 | 423 | 500 | 503))
+    }
+}
+
+impl PartialSchema for Rejection {
+    fn schema() -> RefOr<Schema> {
+        problem(ROWS).into()
+    }
+}
+
+/// The problem details (RFC 9457) in the body of a refusal.
+impl ToSchema for Rejection {}
+
+/// Returns the responses for the statuses that are selected.
+pub(crate) fn responses(has: impl Fn(u16) -> bool) -> BTreeMap<String, RefOr<Response>> {
+    let statuses = ROWS.iter().map(|row| row.0).filter(|status| has(*status));
+    let statuses: BTreeSet<u16> = statuses.collect();
+    let responses = statuses.into_iter().map(|status| {
+        let rows = ROWS.iter().filter(|row| row.0 == status);
+        let rows: Vec<Row> = rows.copied().collect();
+        (status.to_string(), response(&rows).into())
+    });
+    responses.collect()
+}
+
+/// Returns the response for a status with these rows.
+fn response(rows: &[Row]) -> Response {
+    let titles: BTreeSet<&str> = rows.iter().map(|row| row.3).collect();
+    let titles: Vec<&str> = titles.into_iter().collect();
+    let content = Content::new(Some(problem(rows)));
+    let response = ResponseBuilder::new()
+        .description(titles.join("; "))
+        .content("application/problem+json", content);
+    let retried = rows.iter().filter(|row| row.4).map(|row| row.2);
+    let retried: Vec<&str> = retried.collect();
+    if retried.is_empty() {
+        return response.build();
+    }
+    let mut seconds = Header::new(
+        ObjectBuilder::new()
+            .schema_type(Type::Integer)
+            .minimum(Some(1)),
+    );
+    seconds.description = Some(format!(
+        "Seconds until a retry makes sense, after {}",
+        retried.join(", ")
+    ));
+    response.header("Retry-After", seconds).build()
+}
+
+/// Returns the schema of the problem details of these rows.
+fn problem(rows: &[Row]) -> Object {
+    let codes: BTreeSet<&str> = rows.iter().map(|row| row.2).collect();
+    let text = || ObjectBuilder::new().schema_type(Type::String);
+    let uri = text().format(Some(SchemaFormat::Custom("uri".into())));
+    let status = ObjectBuilder::new().schema_type(Type::Integer);
+    let members = [
+        ("type", uri),
+        ("title", text()),
+        ("status", status),
+        ("detail", text()),
+        ("code", text().enum_values(Some(codes))),
+    ];
+    let problem = ObjectBuilder::new().description(Some("Problem details (RFC 9457)"));
+    let problem = members
+        .into_iter()
+        .fold(problem, |problem, (name, member)| {
+            problem.property(name, member).required(name)
+        });
+    problem.build()
+}
