@@ -12,6 +12,7 @@ mod grpc;
 mod hyper_server;
 mod idempotent_payments;
 mod kinds_of_locks;
+mod openapi;
 mod playground;
 mod queue_consumer;
 mod recipes;

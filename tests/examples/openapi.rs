@@ -1,0 +1,74 @@
+//! The document of the example `openapi`.
+//!
+//! `openapi_3.1.json` is the schema of such documents, <https://spec.openapis.org/oas/3.1/schema/2022-10-07>, by the
+//! OpenAPI Initiative. Its license is the Apache License 2.0, which `LICENSE-APACHE` has.
+
+use jsonschema::Validator;
+use serde_json::{Value, json};
+
+use crate::documented::Example;
+
+/// Also of its schemas, which the schema of documents leaves to their own dialect.
+fn validator() -> Validator {
+    let documents: Value = serde_json::from_str(include_str!("openapi_3.1.json")).unwrap();
+    let dialect = "https://json-schema.org/draft/2020-12/schema";
+    let all = json!({
+        "$schema": dialect,
+        "$ref": documents["$id"],
+        "$defs": {
+            "documents": documents,
+            "schemas": { "$dynamicAnchor": "meta", "$ref": dialect },
+        },
+    });
+    jsonschema::validator_for(&all).unwrap()
+}
+
+#[tokio::test]
+async fn openapi_json_is_valid_and_lists_the_refusals_of_each_layer() {
+    let example = Example::start("openapi", &[]);
+    let response = support::http::request(example.addr, "GET", "/openapi.json", &[], b"").await;
+    let document = response.json();
+    let validator = validator();
+    let errors: Vec<_> = validator
+        .iter_errors(&document)
+        .map(|error| error.to_string())
+        .collect();
+    assert!(errors.is_empty(), "{errors:#?}");
+    for (path, statuses) in [
+        (
+            "/accounts/{id}/withdraw",
+            ["200", "400", "423", "429", "500", "503"].as_slice(),
+        ),
+        (
+            "/orders/{id}/ship",
+            &["200", "400", "423", "429", "500", "503"],
+        ),
+        (
+            "/payments",
+            &["200", "400", "408", "409", "413", "422", "500", "503"],
+        ),
+    ] {
+        let responses = &document["paths"][path]["post"]["responses"];
+        let listed: Vec<&String> = responses.as_object().unwrap().keys().collect();
+        assert_eq!(listed, statuses, "{path}");
+    }
+    // What the validator must not accept: a response without a description, and a schema that is none.
+    for (pointer, wrong) in [
+        ("", json!({})),
+        (
+            "/content/application~1problem+json/schema/type",
+            json!("text"),
+        ),
+    ] {
+        let mut document = document.clone();
+        let pointer = format!("/paths/~1payments/post/responses/409{pointer}");
+        *document.pointer_mut(&pointer).unwrap() = wrong;
+        assert!(!validator.is_valid(&document), "{pointer}");
+    }
+}
+
+#[test]
+fn the_curl_lines_of_openapi_answer_as_documented() {
+    let example = Example::start("openapi", &[]);
+    example.answers_as_documented(include_str!("../../examples/openapi/openapi.rs"));
+}
