@@ -26,6 +26,7 @@ use std::collections::HashMap;
 use std::env;
 use std::error::Error;
 use std::net::SocketAddr;
+use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -68,10 +69,11 @@ fn app(redlock: Redlock) -> Router {
     Router::new()
         .route("/accounts/{id}/withdraw", post(withdraw))
         // Applies to the routes above: one lock per account; different accounts run in parallel.
-        .route_layer(RedlockLayer::new(
-            redlock.clone(),
-            ("account", key::path("id")),
-        ))
+        .route_layer(
+            RedlockLayer::new(redlock.clone(), ("account", key::path("id")))
+                // A refused client hears which of the processes holds the lock.
+                .expose_holder(true),
+        )
         .route("/accounts/{id}", get(balance))
         // The handler's signature takes the lock.
         .route("/orders/{id}/ship", post(ship))
@@ -193,11 +195,14 @@ fn read(balances: &Balances, account: &str) -> u64 {
 fn redlock() -> Result<(Redlock, String), BuildError> {
     let config = RedlockConfig::from_env()?;
     let servers = config.urls().len();
-    if servers == 0 {
-        return Ok((Redlock::in_memory(3), "3 embedded nodes".into()));
+    let mut builder = RedlockBuilder::from(config);
+    if env::var_os("REDLOCK_HOLDER").is_none() {
+        builder = builder.holder(format!("quickstart/{}", process::id()));
     }
-    let redlock = RedlockBuilder::from(config).build()?;
-    Ok((redlock, format!("{servers} Redis nodes")))
+    if servers == 0 {
+        return Ok((builder.embedded(3).build()?, "3 embedded nodes".into()));
+    }
+    Ok((builder.build()?, format!("{servers} Redis nodes")))
 }
 
 #[tokio::main]

@@ -52,7 +52,7 @@ struct Active {
 #[derive(Debug, Default)]
 struct Row {
     asked: Option<Instant>,
-    last: Option<(u16, String)>,
+    last: Option<Value>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -157,11 +157,11 @@ impl Checker {
     }
 
     /// Counts the answer to a caller.
-    pub(crate) fn answered(&self, caller: usize, status: u16, code: &str) {
+    pub(crate) fn answered(&self, caller: usize, status: u16, code: &str, holder: &Value) {
         let mut state = lock(&self.state);
         let row = &mut state.callers[caller];
         row.asked = None;
-        row.last = Some((status, code.to_owned()));
+        row.last = Some(json!({"status": status, "code": code, "holder": holder}));
         let counters = &mut state.counters;
         match code {
             "lock-contended" => counters.contended += 1,
@@ -219,7 +219,7 @@ impl Checker {
                 "state": condition,
                 "token": hold.and_then(|active| active.lock.fencing_token()).map(|token| token.to_string()),
                 "valid_ms": hold.map(|active| active.lock.valid_for().as_millis()),
-                "last": row.last.as_ref().map(|(status, code)| json!({"status": status, "code": code})),
+                "last": row.last,
             })
         })
         .collect()

@@ -77,7 +77,8 @@ impl Instance {
         let storage = Arc::new(Storage::new(feed.clone()));
         let checker = Checker::new(feed.clone());
         let serve = |server: usize| -> Result<Server, Box<dyn Error + Send + Sync>> {
-            let redlock = cluster.connect(builder(), server);
+            let holder = format!("server {}", SERVERS[server]);
+            let redlock = cluster.connect(builder().holder(holder), server);
             Server::start(server, redlock, &checker, &storage)
         };
         let servers = Arc::new([serve(0)?, serve(1)?]);
@@ -290,7 +291,9 @@ impl Caller {
         } else {
             &answer.code
         };
-        self.checker.answered(self.number, answer.status, code);
+        let holder = &answer.body["holder"];
+        self.checker
+            .answered(self.number, answer.status, code, holder);
         if answer.status >= 400 {
             self.checker
                 .refused(self.number, self.server, answer.status, code);

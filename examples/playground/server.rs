@@ -22,7 +22,7 @@ use tokio::runtime::{self, Handle};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::{
-    Health, IdempotencyLayer, LockHandle, Redlock, RedlockBuilder, RedlockLayer, key,
+    Health, IdempotencyLayer, LockHandle, LockOptions, Redlock, RedlockBuilder, RedlockLayer, key,
 };
 
 use crate::CALLERS;
@@ -162,7 +162,9 @@ impl WorldClock {
 
 impl Bank {
     fn router(self, redlock: Redlock) -> Router {
-        let locked = RedlockLayer::new(redlock.clone(), ("account", key::path("id")));
+        let locked = RedlockLayer::new(redlock.clone(), ("account", key::path("id")))
+            .options(|parts| LockOptions::default().note(CALLERS[caller_of(&parts.headers)]))
+            .expose_holder(true);
         let once = IdempotencyLayer::new(redlock, key::header(CALLER));
         Router::new()
             .route("/accounts/{id}/deposit", post(deposit).layer(locked))

@@ -134,12 +134,14 @@ impl Config {
 
     /// Returns the options of the lock of a request.
     pub(super) fn options(&self, parts: &Parts) -> LockOptions {
-        let of_request = self.options_of.as_ref().map(|options_of| options_of(parts));
-        let mut options = of_request.unwrap_or_default();
-        if options.access.is_none() && self.is_shared(&parts.method) {
-            options = options.shared();
+        let mut own = self.options.clone();
+        if self.is_shared(&parts.method) {
+            own = own.shared();
         }
-        options.or(self.options.clone())
+        match &self.options_of {
+            None => own,
+            Some(options_of) => options_of(parts).or(own),
+        }
     }
 
     fn is_shared(&self, method: &Method) -> bool {

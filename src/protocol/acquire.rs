@@ -171,7 +171,16 @@ impl AcquireRound {
         };
         let acquired = match *answer {
             Answer::Replied(Reply::Granted(number)) => Acquired::Granted(number),
-            Answer::Replied(Reply::Held { expires_in, .. } | Reply::HeldShared { expires_in }) => {
+            Answer::Replied(Reply::Held {
+                expires_in,
+                ref shown,
+            }) => {
+                let shown = shown.as_ref();
+                self.note_holder(shown.and_then(|shown| shown.holder.as_ref()));
+                held(expires_in, None)
+            }
+            Answer::Replied(Reply::HeldShared { expires_in }) => {
+                self.is_shared = true;
                 held(expires_in, None)
             }
             Answer::Replied(Reply::HeldSlot { expires_in, free }) => held(expires_in, Some(free)),
@@ -179,11 +188,6 @@ impl AcquireRound {
             Answer::Replied(Reply::Done { .. } | Reply::Intended) => held(None, None),
             Answer::Replied(_) | Answer::Failed => Acquired::Nothing,
         };
-        self.is_shared |= matches!(answer, Answer::Replied(Reply::HeldShared { .. }));
-        if let Answer::Replied(Reply::Held { shown, .. }) = answer {
-            let shown = shown.as_ref();
-            self.note_holder(shown.and_then(|shown| shown.holder.as_ref()));
-        }
         match acquired {
             Acquired::Nothing => {}
             Acquired::Granted(number) => {

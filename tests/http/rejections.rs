@@ -515,7 +515,7 @@ async fn refusal_body(nodes: &ScriptedNodes, layer: RedlockLayer, request: Reque
     let (response, seen) = call(&layer, request).await;
     assert!(seen.is_none() && response.status() == StatusCode::LOCKED);
     let headers = format!("{:?}", response.headers());
-    headers + &String::from_utf8(response.into_body().to_vec()).unwrap()
+    headers + std::str::from_utf8(response.body()).unwrap()
 }
 
 #[tokio::test(start_paused = true)]

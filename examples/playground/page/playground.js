@@ -318,8 +318,9 @@ function showCaller(caller, { item, parts }, elapsed) {
   setAttribute(item, "data-state", caller.state);
   setText(parts.state, caller.state);
   setToken(parts.token, caller.token);
-  const { status, code } = caller.last ?? {};
-  const words = `Last answer: ${status} · ${CODES[code ?? "ok"] ?? code}`;
+  const { status, code, holder } = caller.last ?? {};
+  const busy = holder ? `Busy: ${holder.note} on ${holder.label} holds it` : null;
+  const words = `Last answer: ${status} · ${busy ?? CODES[code ?? "ok"] ?? code}`;
   setText(parts.last, caller.last ? words : "No answer yet");
   setAttribute(parts.last, "data-code", code ?? "");
   setAttribute(parts.last, "data-kind", !caller.last ? "none" : status < 400 ? "served" : "refused");

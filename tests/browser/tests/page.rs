@@ -313,7 +313,7 @@ const INCREASING: &str = "(tokens => tokens.length > 2 && tokens.every((token, a
      [...document.querySelectorAll('#ledger-body .token')].map(token => Number(token.textContent.replaceAll(',', ''))))";
 
 const REFUSED: &str = "[...document.querySelectorAll('.last[data-code=lock-contended]')] \
-     .some(last => last.textContent === 'Last answer: 423 · Busy: another caller holds the lock')";
+     .some(last => /^Last answer: 423 · Busy: [A-Z][a-z]+ on server [AB] holds it$/.test(last.textContent))";
 
 /// All nodes and servers are between the sticky head and the end of the window.
 const SCENE_IN_VIEW: &str = "document.querySelector('#step-line').innerText === 'Step 1, Contention, runs…' \
