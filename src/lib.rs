@@ -62,8 +62,8 @@ pub use middleware::{
 pub use node::LATENCY_BUCKETS;
 pub use node::{NodeFailure, NodeState};
 pub use once::{
-    ExecuteOnce, ExecutionHandle, InspectedKey, Inspection, NodeInspection, OnceError, Outcome,
-    Revoked,
+    ExecuteOnce, ExecutionHandle, InspectedKey, Inspection, Leader, LeaderWatch, NodeInspection,
+    OnceError, Outcome, Revoked,
 };
 pub use protocol::message::KeyState;
 #[doc(inline)]

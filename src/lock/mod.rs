@@ -73,6 +73,7 @@ pub(crate) use guard::RequestShare;
 pub(crate) use layout::{Core, Group, ReadReceiver};
 pub(crate) use options::option_setters;
 pub(crate) use queue::{Wait, WaiterCap};
+pub(crate) use registry::DrainStage;
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;
 pub(crate) use state::{LockSpec, LockState, Reader};

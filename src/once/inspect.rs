@@ -243,7 +243,7 @@ impl Revoked {
 }
 
 /// Asks every node of a group what it knows of a key.
-async fn inspect(group: &Group, key: &LockKey) -> Inspection {
+pub(super) async fn inspect(group: &Group, key: &LockKey) -> Inspection {
     let cluster = &*group.cluster;
     let names = names(cluster, key);
     let is_of_invalid_key = names.is_err();

@@ -15,6 +15,7 @@
 //! | `fetch` | the read of a large record, from one node for all interested callers |
 //! | `request`, `execution`, `error` | the internal API, which the HTTP layer uses too; in one group of nodes, or in two |
 //! | `run`, `result` | the public API: [`Redlock::once`](crate::Redlock::once) |
+//! | `inspect`, `leader` | what the nodes know of a key, and a revocation; who leads |
 
 mod error;
 mod execution;
@@ -22,6 +23,7 @@ mod fetch;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod inspect;
+mod leader;
 mod request;
 mod result;
 mod run;
@@ -29,6 +31,7 @@ mod run;
 pub use error::OnceError;
 pub use execution::ExecutionHandle;
 pub use inspect::{InspectedKey, Inspection, NodeInspection, Revoked};
+pub use leader::{Leader, LeaderWatch};
 pub use request::ExecuteOnce;
 pub use run::Outcome;
 #[cfg(feature = "idempotency")]
