@@ -47,10 +47,10 @@ pub use idempotency::{IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
 #[cfg(feature = "redis")]
 pub use lock::RedlockConfig;
 pub use lock::{
-    AlreadyReleased, BuildError, Drained, ExtendError, GroupHealth, Health, Lead, LockError,
-    LockFuture, LockGuard, LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeGroup,
-    NodeHealth, Readiness, Redlock, RedlockBuilder, ReleaseError, Released, RestartGuard, Served,
-    Stopping, Unconfirmed,
+    AlreadyReleased, BuildError, Drained, ExtendError, GroupHealth, Health, HeldLock, Lead,
+    LockError, LockFuture, LockGuard, LockHandle, LockOptions, LockRequest, Lost, LostReason,
+    NodeGroup, NodeHealth, Readiness, Redlock, RedlockBuilder, ReleaseError, Released,
+    RestartGuard, Served, Stopping, Unconfirmed,
 };
 #[doc(inline)]
 pub use middleware::{
@@ -62,8 +62,8 @@ pub use middleware::{
 pub use node::LATENCY_BUCKETS;
 pub use node::{NodeFailure, NodeState};
 pub use once::{
-    ExecuteOnce, ExecutionHandle, InspectedKey, Inspection, Leader, LeaderWatch, NodeInspection,
-    OnceError, Outcome, Revoked,
+    ExecuteOnce, ExecutionHandle, InspectedKey, Inspection, Leader, LeaderWatch, ListCursor,
+    ListedLock, LockPage, NodeInspection, OnceError, Outcome, Revoked,
 };
 pub use protocol::message::KeyState;
 #[doc(inline)]

@@ -60,7 +60,7 @@ pub use lead::Lead;
 pub use node_group::NodeGroup;
 pub use options::LockOptions;
 pub use redlock::Redlock;
-pub use registry::{Drained, Unconfirmed};
+pub use registry::{Drained, HeldLock, Unconfirmed};
 pub use settings::RestartGuard;
 pub use shutdown::{Served, Stopping};
 #[cfg(feature = "test-util")]

@@ -13,7 +13,7 @@ use crate::lock::layout::{Core, Layout};
 use crate::lock::lead::Lead;
 use crate::lock::options::LockOptions;
 use crate::lock::queue::WaiterCap;
-use crate::lock::registry::{DrainStage, Drained, Registry};
+use crate::lock::registry::{DrainStage, Drained, HeldLock, Registry};
 use crate::lock::settings::Settings;
 use crate::node::telemetry;
 use crate::protocol::{LockKey, LockKeys};
@@ -158,6 +158,33 @@ impl Redlock {
     pub async fn health(&self) -> Health {
         let groups = check_groups(self.0.layout.groups()).await;
         Health::new(groups, self.0.registry.stage() != DrainStage::Open)
+    }
+
+    /// Returns the locks that this service holds in this process, those that are held for longest first. Asks no node.
+    ///
+    /// Locks of executions are included. A lock is not any more when its release begins or it is lost, even if its holder
+    /// goes on; and all shares of a lock are one. A lock in several [groups](crate::RedlockBuilder::group) has an entry
+    /// for each. [`list`](Self::list) asks the nodes for the locks of all processes.
+    ///
+    /// ```
+    /// use tower_redlock::Redlock;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_redlock::LockError> {
+    /// let redlock = Redlock::in_memory(3);
+    /// let guard = redlock.lock(("account", 7)).await?;
+    /// for lock in redlock.held() {
+    ///     println!("{} {:?} for {:?}", lock.resource, lock.keys, lock.held_for);
+    /// }
+    /// assert_eq!(redlock.held()[0].fencing_token, guard.fencing_token());
+    /// drop(guard);
+    /// assert!(redlock.held().is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn held(&self) -> Vec<HeldLock> {
+        self.0.registry.held()
     }
 
     /// Drains the service for a graceful shutdown, and waits until all held locks are released.

@@ -6,7 +6,9 @@
 //! up. [`Registry::enter`] issues tickets under a mutex, and [`Registry::drain`] ends that under the same mutex
 //! before it waits. No task enters after that, and `drain` waits for all that entered before.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,9 +17,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::node::{Mutex, VoteReceiver};
-use crate::protocol::LockKeys;
 use crate::protocol::message::Answer;
 use crate::protocol::round::ReleaseRound;
+use crate::protocol::{FencingToken, LockKeys};
 
 /// The running lease tasks, and the stage of the shutdown.
 #[derive(Debug)]
@@ -32,8 +34,8 @@ pub(crate) struct Registry {
 
 #[derive(Debug, Default)]
 struct Leases {
-    /// The keys of the running tasks that have handed out a guard, by the numbers of their tickets.
-    held: Vec<Option<LockKeys>>,
+    /// The locks of the running tasks that have handed out a guard, by the numbers of their tickets.
+    held: Vec<Option<Granted>>,
     /// The numbers that no ticket has.
     unused: Vec<usize>,
     released: usize,
@@ -41,6 +43,19 @@ struct Leases {
     is_draining: bool,
     /// The releases of lease tasks that have ended, which some node has not confirmed.
     unsettled: VecDeque<UnsettledRelease>,
+}
+
+/// A lock that has a guard, and the time of its grant.
+#[derive(Debug, Clone)]
+struct Granted(Arc<dyn Listed>, Instant);
+
+/// A lock as the registry sees it.
+pub(crate) trait Listed: fmt::Debug + Send + Sync {
+    /// Returns its keys.
+    fn keys(&self) -> &LockKeys;
+
+    /// Returns what is to be told of it, if it was granted then and has not ended.
+    fn show(&self, since: Instant) -> Option<HeldLock>;
 }
 
 /// A release that some node had not confirmed when its lease task ended.
@@ -63,9 +78,17 @@ impl Leases {
         self.unused.len() == self.held.len()
     }
 
-    /// Notes that a majority has released the keys of a ticket, if a guard of them was handed out.
-    fn set_released(&mut self, id: usize) {
-        self.released += usize::from(self.held[id].take().is_some());
+    fn held(&self) -> impl Iterator<Item = &Granted> {
+        self.held.iter().flatten()
+    }
+
+    /// Notes that a majority has released the keys of a ticket, if a guard of them was handed out. The lock is to be dropped
+    /// without the mutex.
+    #[must_use]
+    fn set_released(&mut self, id: usize) -> Option<Granted> {
+        let released = self.held[id].take();
+        self.released += usize::from(released.is_some());
+        released
     }
 
     /// Forgets releases that are settled by now, two at most: each lock adds one at most, so those that are not settled
@@ -129,6 +152,27 @@ pub struct Drained {
     /// The nodes that have not confirmed a release that a majority has confirmed, each once. Such keys are free; what
     /// these nodes may still have of them ends by its ttl.
     pub lagging_nodes: Vec<Arc<str>>,
+}
+
+/// A lock that this process holds; see [`Redlock::held`](crate::Redlock::held).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeldLock {
+    /// The keys. That of a slot is the key `(key, "slot", i)`.
+    pub keys: LockKeys,
+    /// Whether other readers may hold the keys, too.
+    pub is_shared: bool,
+    /// The number of the slot, counted from zero; `None` if the lock was requested without
+    /// [`slots`](crate::LockRequest::slots).
+    pub slot: Option<usize>,
+    /// The fencing token; `None` only if fencing is off.
+    pub fencing_token: Option<FencingToken>,
+    /// The time since the grant.
+    pub held_for: Duration,
+    /// How much longer the lock is certainly held if it is not renewed.
+    pub valid_for: Duration,
+    /// The [`label`](crate::LockRequest::label) of the request in spans and metrics.
+    pub resource: &'static str,
 }
 
 /// A release that a node has not confirmed, and no majority either.
@@ -225,10 +269,21 @@ impl Registry {
         }
         Drained {
             released: leases.released,
-            held: leases.held.iter().flatten().cloned().collect(),
+            held: leases.held().map(|lock| lock.0.keys().clone()).collect(),
             unconfirmed,
             lagging_nodes: lagging.into_iter().collect(),
         }
+    }
+
+    /// Returns the locks that are held now, those that are held for longest first.
+    pub(crate) fn held(&self) -> Vec<HeldLock> {
+        let granted: Vec<Granted> = self.leases.lock().held().cloned().collect();
+        let held = granted
+            .iter()
+            .filter_map(|Granted(lock, since)| lock.show(*since));
+        let mut held: Vec<HeldLock> = held.collect();
+        held.sort_by_key(|lock| Reverse(lock.held_for));
+        held
     }
 
     /// Keeps the release of a lease task that ends, until every node has confirmed it or the keys have ended by their ttl.
@@ -272,27 +327,30 @@ impl Registry {
 }
 
 impl Ticket {
-    /// Notes that a guard of these keys is handed out.
-    pub(crate) fn set_held(&self, keys: &LockKeys) {
+    /// Notes that a guard of this lock, which was granted then, is handed out.
+    pub(crate) fn set_held(&self, lock: Arc<dyn Listed>, since: Instant) {
         let mut leases = self.registry.leases.lock();
-        leases.held[self.id] = Some(keys.clone());
+        leases.held[self.id] = Some(Granted(lock, since));
     }
 
     /// Notes that a majority has released them, although the task goes on.
     pub(crate) fn set_released(&self) {
-        self.registry.leases.lock().set_released(self.id);
+        let released = self.registry.leases.lock().set_released(self.id);
+        drop(released);
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         let mut leases = self.registry.leases.lock();
-        leases.set_released(self.id);
+        let released = leases.set_released(self.id);
         leases.unused.push(self.id);
         // The drain has asked to be notified before it looks under the mutex, so it either finds no task or hears this.
         if leases.is_draining && leases.is_empty() {
             self.registry.emptied.notify_waiters();
         }
+        drop(leases);
+        drop(released);
     }
 }
 

@@ -142,7 +142,7 @@ pub(crate) struct HeldSpan {
     /// Unless it is disabled.
     span: Option<Span>,
     labels: LockLabels,
-    since: Instant,
+    pub(crate) since: Instant,
     _counted: Counted,
 }
 

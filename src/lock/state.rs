@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::lock::cluster::Cluster;
 use crate::lock::error::{ExtendError, Lost, LostReason, ReleaseError};
-use crate::lock::registry::Registry;
+use crate::lock::registry::{HeldLock, Listed, Registry};
 use crate::node::sync::Notify;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::telemetry::LockLabels;
@@ -314,6 +314,25 @@ impl LockState {
             // The task gives its permit back.
             self.notified.notify_one();
         }
+    }
+}
+
+impl Listed for LockState {
+    fn keys(&self) -> &LockKeys {
+        &self.spec.keys
+    }
+
+    fn show(&self, since: Instant) -> Option<HeldLock> {
+        let (spec, valid_for) = (&self.spec, self.valid_for());
+        (self.is_shared() && !valid_for.is_zero()).then(|| HeldLock {
+            keys: spec.keys.clone(),
+            is_shared: spec.lease.access == Access::Shared,
+            slot: spec.slot,
+            fencing_token: self.token(),
+            held_for: since.elapsed(),
+            valid_for,
+            resource: spec.labels.resource,
+        })
     }
 }
 

@@ -49,7 +49,7 @@ pub enum OpKind {
     Announce,
     /// A writer no longer waits.
     Withdraw,
-    /// The reading of what the node knows of a key.
+    /// The reading of what the node knows of a key, or of which locks it has.
     Inspect,
     /// The deletion of a lock of any owner.
     Revoke,
@@ -301,7 +301,7 @@ fn kind_of(job: &Job) -> OpKind {
             | Op::ReleaseExecuted
             | Op::ReleaseAfter { .. }
             | Op::Shared(SharedOp::Release) => OpKind::Release,
-            Op::Inspect => OpKind::Inspect,
+            Op::Inspect | Op::Scan { .. } => OpKind::Inspect,
             Op::Revoke { .. } => OpKind::Revoke,
             Op::Shared(SharedOp::Announce { .. }) => OpKind::Announce,
             Op::Shared(SharedOp::Withdraw) => OpKind::Withdraw,

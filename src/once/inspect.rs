@@ -369,14 +369,15 @@ pub(super) fn request(names: &Arc<[KeyNames]>, op: Op, publishes: bool) -> Arc<P
     Packet::new(command, publishes, None)
 }
 
-fn refused(node: &Arc<str>, why: &str) -> NodeFailure {
+pub(super) fn refused(node: &Arc<str>, why: &str) -> NodeFailure {
     NodeFailure::Refused {
         node: Arc::clone(node),
         why: why.into(),
     }
 }
 
-const UNEXPECTED: &str = "unexpected reply; check that the URL names the Redis server itself";
+pub(super) const UNEXPECTED: &str =
+    "unexpected reply; check that the URL names the Redis server itself";
 const TOO_LATE: &str = "the revocation came too late, so it freed nothing; call again";
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod fetch;
 pub(crate) mod fuzzing;
 mod inspect;
 mod leader;
+mod list;
 mod request;
 mod result;
 mod run;
@@ -32,6 +33,7 @@ pub use error::OnceError;
 pub use execution::ExecutionHandle;
 pub use inspect::{InspectedKey, Inspection, NodeInspection, Revoked};
 pub use leader::{Leader, LeaderWatch};
+pub use list::{ListCursor, ListedLock, LockPage};
 pub use request::ExecuteOnce;
 pub use run::Outcome;
 #[cfg(feature = "idempotency")]

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::io::Write;
+use std::iter::successors;
 use std::num::NonZeroU8;
 use std::ops::Deref;
 use std::slice;
@@ -106,6 +107,12 @@ impl LockKey {
     pub(crate) fn is_plain_kind(&self) -> bool {
         let kind = self.kind.map(|len| usize::from(len.get()));
         kind == Some(self.encoded.len())
+    }
+
+    /// Returns whether the key begins with these bytes, or the first part of its tuple does, or the first part of that.
+    pub(crate) fn begins_with(&self, bytes: &[u8]) -> bool {
+        let mut keys = successors(Some(self.as_bytes()), |key| first_part(key));
+        keys.any(|key| key.starts_with(bytes))
     }
 
     /// Returns the encoded bytes of the key.
@@ -412,6 +419,14 @@ fn kind_len(part: &[u8]) -> Option<NonZeroU8> {
     let is_word = |byte: &u8| byte.is_ascii_alphabetic() || b"-_.".contains(byte);
     let len = NonZeroU8::new(u8::try_from(part.len()).ok()?)?;
     (len.get() <= LONGEST_KIND && part.iter().all(is_word)).then_some(len)
+}
+
+/// Returns the first part of the encoding of a tuple.
+fn first_part(encoded: &[u8]) -> Option<&[u8]> {
+    let colon = encoded.iter().position(|byte| *byte == b':')?;
+    let len = str::from_utf8(&encoded[..colon]).ok()?.parse().ok()?;
+    let (part, rest) = encoded[colon + 1..].split_at_checked(len)?;
+    rest.starts_with(b",").then_some(part)
 }
 
 fn push_part(encoded: &mut Vec<u8>, part: &[u8]) {

@@ -67,6 +67,13 @@ pub enum Op {
         /// The time of this node until which to do it: readers that came later have the same mark.
         until: Duration,
     },
+    /// Return the names of some locks of the node. Over several requests, it returns all. It needs no names.
+    Scan {
+        /// Where the reply before this one ended; empty at first.
+        position: Arc<[u8]>,
+        /// A glob pattern of the names. Names that it does not match may be returned too.
+        pattern: Arc<[u8]>,
+    },
     /// Store the record if there is none and no other owner was granted the key here since, and release the
     /// key.
     Record {
@@ -194,6 +201,8 @@ pub enum Reply {
     Released,
     /// To inspect: what the node knows of the key.
     Seen(Box<Seen>),
+    /// To scan: the names of some locks.
+    Scanned(Box<Scanned>),
     /// To revoke: that holder does not hold the lock now.
     Revoked {
         /// Whether it did before.
@@ -248,6 +257,15 @@ pub struct Seen {
 
 /// How many holders of a key a node names at most. Readers may be many.
 pub const MAX_HOLDERS: usize = 16;
+
+/// Some of the names of locks on one node. Names may come twice, and may be of other keys.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Scanned {
+    /// The names.
+    pub names: Vec<Arc<[u8]>>,
+    /// Where the next names begin; `None` at the end.
+    pub next: Option<Arc<[u8]>>,
+}
 
 /// What holds a lock on a node, as an opaque mark. All readers have the same one.
 #[derive(Clone, PartialEq, Eq, Hash)]

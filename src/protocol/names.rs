@@ -197,6 +197,27 @@ impl Namespace {
         Ok(slots.into_iter().map(Arc::from).collect())
     }
 
+    /// Returns a glob pattern of the names of the locks whose keys contain these bytes. It also matches other names.
+    pub(crate) fn pattern(&self, bytes: &[u8]) -> Arc<[u8]> {
+        let (namespace, bytes) = (escaped(self.0.as_bytes()), escaped(bytes));
+        if self.0.is_empty() {
+            joined(&[b"*", &bytes, b"*"])
+        } else {
+            joined(&[&namespace, b":{*", &bytes, b"*}"])
+        }
+    }
+
+    /// Returns the key whose lock has this name; `None` if no lock has it.
+    pub(crate) fn key_of(&self, lock: &[u8]) -> Option<LockKey> {
+        let key = if self.0.is_empty() {
+            bare_name(lock).is_ok().then_some(lock)
+        } else {
+            let braced = lock.strip_prefix(self.0.as_bytes())?;
+            braced.strip_prefix(b":{")?.strip_suffix(b"}")
+        };
+        key.filter(|key| !key.is_empty()).map(LockKey::from)
+    }
+
     /// Returns the name of the key beside a lock that has this word, one of [`BESIDE`].
     fn beside(&self, lock: &[u8], word: &str) -> Arc<[u8]> {
         let word = word.as_bytes();
@@ -254,6 +275,13 @@ fn bare_name(key: &[u8]) -> Result<Arc<[u8]>, KeyError> {
         return Err(KeyError::Reserved);
     }
     Ok(key.into())
+}
+
+/// Returns the glob pattern that matches these bytes only.
+fn escaped(bytes: &[u8]) -> Vec<u8> {
+    let escape = |byte: &u8| b"*?[\\".contains(byte).then_some(b'\\');
+    let pairs = bytes.iter().map(|byte| [escape(byte), Some(*byte)]);
+    pairs.flatten().flatten().collect()
 }
 
 /// Joins the parts of a name.

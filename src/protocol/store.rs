@@ -73,6 +73,7 @@ impl Store {
             Op::Inspect => names.first().map_or(Reply::Lost, |name| {
                 Reply::Seen(Box::new(self.see(name, now)))
             }),
+            Op::Scan { position, .. } => Reply::Scanned(Box::new(self.scan(position, now))),
             Op::Revoke { holder, until } => self.revoke(names, holder, *until, now),
             Op::Record { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
                 let Some(name) = names.first() else {

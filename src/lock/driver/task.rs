@@ -38,7 +38,7 @@ use crate::lock::queue::{Permit, Wait};
 use crate::lock::registry::Ticket;
 use crate::lock::slots::{SlotTable, slot_at_random};
 use crate::lock::span::HeldSpan;
-use crate::lock::state::LockSpec;
+use crate::lock::state::{LockSpec, LockState};
 use crate::node::random_u64;
 
 /// How often in a row a caller goes on to another free slot before it waits. The nodes name those that are free, so
@@ -294,14 +294,15 @@ impl LockTask {
         if let Some(span) = &self.span {
             span.record("quorum.granted", granted);
         }
-        self.held = Some(HeldSpan::new(&self.span, &self.spec.labels));
+        let held = HeldSpan::new(&self.span, &self.spec.labels);
+        let since = self.held.insert(held).since;
         if let Some(driver) = &self.driver {
             self.permit.set_holder(&driver.state, self.requester);
+            if let Some(ticket) = &self.ticket {
+                ticket.set_held(Arc::<LockState>::clone(&driver.state), since);
+            }
         }
         self.permit.unsubscribe();
-        if let Some(ticket) = &self.ticket {
-            ticket.set_held(&self.spec.keys);
-        }
         (self.slot_table, self.backoff) = (None, None);
         self.wait.end();
     }

@@ -10,7 +10,7 @@ use crate::node::job::Job;
 use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
 use crate::node::redis::table::number;
 use crate::protocol::message::{
-    Command, HolderMark, KeyState, MAX_HOLDERS, Op, Reply, Seen, SharedOp,
+    Command, HolderMark, KeyState, MAX_HOLDERS, Op, Reply, Scanned, Seen, SharedOp,
 };
 use crate::protocol::{FencingToken, Holder, Record, Shown};
 
@@ -200,6 +200,16 @@ fn read_parts(command: &Command, parts: &[Value]) -> Option<Reply> {
                 .filter_map(holder)
                 .collect(),
         })),
+        (Op::Scan { .. }, [Value::BulkString(next), Value::Array(names)]) => {
+            let names = names.iter().map(|name| match name {
+                Value::BulkString(name) => Some(name.as_slice().into()),
+                _ => None,
+            });
+            Reply::Scanned(Box::new(Scanned {
+                names: names.collect::<Option<_>>()?,
+                next: (next != b"0").then(|| next.as_slice().into()),
+            }))
+        }
         _ => return None,
     })
 }

@@ -1,11 +1,12 @@
 //! The memory of a node: what it keeps, and until when.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::admission::Generation;
-use crate::protocol::message::HolderMark;
+use crate::protocol::message::{HolderMark, Scanned};
 use crate::protocol::names::KeyNames;
 use crate::protocol::record::Record;
 use crate::protocol::token::OwnerToken;
@@ -125,6 +126,21 @@ impl Store {
         self.locks.get(&name.lock).filter(|lock| lock.expires > now)
     }
 
+    /// Returns the next names of locks behind this one.
+    pub(super) fn scan(&self, position: &[u8], now: Duration) -> Scanned {
+        let behind = (Bound::Excluded(position), Bound::Unbounded);
+        let page: Vec<_> = self.locks.range::<[u8], _>(behind).take(PAGE).collect();
+        let last = page.get(PAGE - 1);
+        Scanned {
+            next: last.map(|(name, _)| Arc::clone(name)),
+            names: page
+                .into_iter()
+                .filter(|(_, lock)| lock.expires > now)
+                .map(|(name, _)| Arc::clone(name))
+                .collect(),
+        }
+    }
+
     pub(super) fn sweep(&mut self, now: Duration) {
         if self.len() < self.sweep_at {
             return;
@@ -147,6 +163,9 @@ impl Store {
             + self.writers.len()
     }
 }
+
+/// How many locks one request scans.
+const PAGE: usize = 100;
 
 /// Removes a mark if it is of this owner.
 pub(super) fn unmark(marks: &mut BTreeMap<Arc<[u8]>, Mark>, name: &[u8], owner: &OwnerToken) {
