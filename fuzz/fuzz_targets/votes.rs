@@ -79,6 +79,7 @@ fn vote(op: &Op, is_slot: bool, value: &Value) -> Answer {
             let fence = seen.fence.unwrap_or_default();
             *op == Op::Inspect && FencingToken::try_from(fence).is_ok() && has_holder
         }
+        Reply::Scanned(_) => matches!(op, Op::Scan { .. }),
         Reply::Revoked { .. } | Reply::TooLate => matches!(op, Op::Revoke { .. }),
         Reply::Amnesia => is_acquire || is_confirm,
         Reply::Lost => is_confirm || op.is_release() || matches!(op, Op::Record { .. }),

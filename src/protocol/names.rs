@@ -420,4 +420,47 @@ mod tests {
     fn namespace_with_braces_is_refused() {
         assert_eq!(Namespace::new("a{b"), None);
     }
+
+    #[test]
+    fn key_of_the_name_of_a_lock_is_its_key_and_no_other_name_has_one() {
+        let keys: [&[u8]; 7] = [
+            b"a",
+            b"}",
+            b"{",
+            b"a}:fence",
+            b":fence",
+            b"\xff\0",
+            &[b'x'; 512],
+        ];
+        for namespace in ["redlock", "a*[b", ""] {
+            let namespace = Namespace::new(namespace).unwrap();
+            for key in keys.map(LockKey::from) {
+                let names = namespace.names_with_record(&key, Some(Duration::ZERO), digest);
+                let names = namespace.with_shared(names.unwrap());
+                assert_eq!(namespace.key_of(&names.lock), Some(key));
+                let (record, shared) = (names.record.unwrap(), names.shared.unwrap());
+                let beside = [names.fence, record.done, record.intent.unwrap().name];
+                for name in beside.iter().chain([&shared.readers, &shared.writer]) {
+                    assert_eq!(namespace.key_of(name), None, "{}", name.escape_ascii());
+                }
+            }
+            assert_eq!(namespace.key_of(&namespace.generation()), None);
+        }
+        let namespace = Namespace::default();
+        for other in ["redlock:{}", "redlock:a", "a:{b}", "redlock:{", "{a}"] {
+            assert_eq!(namespace.key_of(other.as_bytes()), None, "{other}");
+        }
+        assert_eq!(Namespace::new("").unwrap().key_of(b""), None);
+    }
+
+    #[test]
+    fn pattern_of_a_namespace_and_some_bytes_has_no_wildcards_of_theirs() {
+        let pattern = |namespace: &str, bytes: &[u8]| {
+            let namespace = Namespace::new(namespace).unwrap();
+            String::from_utf8(namespace.pattern(bytes).to_vec()).unwrap()
+        };
+        assert_eq!(pattern("redlock", b""), "redlock:{**}");
+        assert_eq!(pattern("a*b", b"c?[d]\\-^"), "a\\*b:{*c\\?\\[d]\\\\-^*}");
+        assert_eq!(pattern("", b"3:job,"), "*3:job,*");
+    }
 }

@@ -14,6 +14,7 @@ mod hold_at_least;
 mod holders;
 mod inspect;
 mod lead;
+mod list;
 mod lock_all;
 mod longest_waits;
 mod moving;

@@ -12,6 +12,7 @@ mod harness;
 mod home;
 mod judge;
 mod leaders;
+mod list;
 mod locks;
 mod metrics_endpoint;
 mod node_faults;

@@ -11,7 +11,8 @@ use tokio::time::timeout;
 use tower::ServiceExt;
 use tower_redlock::deadpool_redis::redis::{Client, cmd};
 use tower_redlock::{
-    IdempotencyLayer, LockError, NodeState, RedlockBuilder, Rejection, Retry, scope,
+    IdempotencyLayer, ListCursor, LockError, LockKey, NodeState, Redlock, RedlockBuilder,
+    Rejection, Retry, scope,
 };
 
 use crate::waiting::wait_until;
@@ -100,6 +101,19 @@ pub async fn use_every_connection(url: &str, builder: impl Fn() -> RedlockBuilde
     assert!(granted.unwrap().unwrap().unwrap().is_valid());
 }
 
+/// Returns the keys with a prefix that a majority has locked, in order: all pages of the list.
+pub async fn list_all(redlock: &Redlock, prefix: impl Into<LockKey>) -> Vec<LockKey> {
+    let (prefix, mut keys) = (prefix.into(), Vec::new());
+    let mut cursor = Some(ListCursor::default());
+    while let Some(from) = cursor {
+        let page = redlock.list(&prefix, from).await.unwrap();
+        keys.extend(page.locks.into_iter().map(|lock| lock.key));
+        cursor = page.next;
+    }
+    keys.sort();
+    keys
+}
+
 /// Returns how many locks of a server are subscribed to.
 fn channels(url: &str) -> usize {
     let mut connection = Client::open(url).unwrap().get_connection().unwrap();
@@ -182,5 +196,8 @@ async fn use_other_kinds(
     }
     if let Err(error) = ours.revoke(format!("{key}6")).await {
         complaints.push(complain("revoke", &error));
+    }
+    if let Err(error) = ours.list("nothing", ListCursor::default()).await {
+        complaints.push(complain("list", &error));
     }
 }

@@ -581,4 +581,30 @@ mod tests {
         let why = foreign.expect_err("it is no record").to_string();
         assert!(why.contains("delete it there"), "{why}");
     }
+
+    #[test]
+    fn scan_goes_on_where_the_server_says_until_it_says_zero() {
+        let scan = |position: &[u8]| {
+            let (position, pattern) = (position.into(), b"r:{*k*}"[..].into());
+            job(&[].into(), Op::Scan { position, pattern })
+        };
+        for (position, sent) in [(&b""[..], &b"0"[..]), (b"17", b"17")] {
+            let sent = [&b"SCAN"[..], sent, b"MATCH", b"r:{*k*}", b"COUNT"];
+            let arguments = arguments(&scan(position));
+            assert_eq!(arguments[..5], sent);
+            assert_eq!(arguments[6..], [&b"TYPE"[..], b"string"]);
+        }
+        let text = |text: &[u8]| Value::BulkString(text.into());
+        let read = |next: &[u8], names| read(&scan(b""), vec![text(next), Value::Array(names)]);
+        let scanned = |names: &[&[u8]], next: Option<&[u8]>| {
+            Reply::Scanned(Box::new(Scanned {
+                names: names.iter().map(|name| Arc::from(*name)).collect(),
+                next: next.map(Arc::from),
+            }))
+        };
+        assert_eq!(read(b"0", vec![]), Ok(scanned(&[], None)));
+        let some = read(b"40", vec![text(b"r:{k}"), text(b"\xff")]);
+        assert_eq!(some, Ok(scanned(&[b"r:{k}", b"\xff"], Some(b"40"))));
+        assert!(read(b"0", vec![Value::Int(1)]).is_err());
+    }
 }

@@ -32,7 +32,14 @@ pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
         (_, Reply::Intended) => "intended",
         (_, Reply::Overflow) => "overflow",
         (_, Reply::Amnesia) => "amnesia",
-        (_, Reply::HeldSlot { .. } | Reply::Seen(_) | Reply::Revoked { .. } | Reply::TooLate) => {
+        (
+            _,
+            Reply::HeldSlot { .. }
+            | Reply::Seen(_)
+            | Reply::Scanned(_)
+            | Reply::Revoked { .. }
+            | Reply::TooLate,
+        ) => {
             panic!("{reply:?} is not an answer to {op:?}")
         }
     }
@@ -109,7 +116,11 @@ pub(crate) fn send_raw(
             let args = vec![record.as_bytes().to_vec(), millis(retention)];
             (5, [Some(done), intent, None, None, None], args)
         }
-        op @ (Op::Shared(_) | Op::ReleaseAfter { .. } | Op::Inspect | Op::Revoke { .. }) => {
+        op @ (Op::Shared(_)
+        | Op::ReleaseAfter { .. }
+        | Op::Inspect
+        | Op::Scan { .. }
+        | Op::Revoke { .. }) => {
             panic!("{op:?} is no request on a record")
         }
         Op::Look => (6, [Some(done), None, None, None, None], vec![]),

@@ -1,0 +1,324 @@
+//! The locks of a process, and those on the nodes, with embedded nodes on a paused clock.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+
+use support::{Random, list_all, ms, secs};
+use tokio::time::sleep;
+use tower_redlock::protocol::message::Op;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{KeyState, ListCursor, LockError, LockKey, LockKeys, LostReason, Redlock};
+
+use crate::common::{Foreign, builder, processes};
+use crate::groups::{self, keys_of};
+
+fn held(redlock: &Redlock) -> Vec<LockKeys> {
+    let held = redlock.held().into_iter();
+    held.map(|lock| lock.keys).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn held_tells_each_kind_of_lock_and_the_longest_first() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    assert!(redlock.held().is_empty());
+    let both = redlock.lock_all(["b", "a"]).label("transfer").ttl(secs(9));
+    let both = both.await.unwrap();
+    sleep(secs(1)).await;
+    let reader = redlock.lock(("doc", 7)).shared().await.unwrap();
+    sleep(secs(1)).await;
+    let slot = redlock.lock("pool").slots(3).await.unwrap();
+    let work = |_| async {
+        sleep(secs(5)).await;
+        Ok::<_, Infallible>(1)
+    };
+    sleep(secs(1)).await;
+    let executing = tokio::spawn(redlock.once(("invoice", 1)).run(work));
+    sleep(ms(1)).await;
+
+    let held = redlock.held();
+    let [first, second, third, fourth] = &*held else {
+        panic!("{held:?}");
+    };
+    assert_eq!(first.keys, ["a", "b"].into_iter().collect());
+    assert_eq!((first.resource, first.held_for), ("transfer", ms(3_001)));
+    assert_eq!((first.is_shared, first.slot), (false, None));
+    assert_eq!(first.fencing_token, both.fencing_token());
+    assert_eq!(first.valid_for, both.valid_for());
+    assert_eq!((second.resource, second.is_shared), ("doc", true));
+    assert_eq!(second.valid_for, reader.valid_for());
+    assert_eq!((third.slot, third.is_shared), (slot.slot(), false));
+    assert_eq!(third.keys.as_slice(), slot.keys());
+    assert_eq!(fourth.keys, LockKey::from(("invoice", 1)).into());
+    assert_eq!((fourth.resource, fourth.held_for), ("invoice", ms(1)));
+    assert!(other.held().is_empty(), "they are of another process");
+
+    drop((both, reader, slot));
+    assert_eq!(redlock.held().len(), 1);
+    executing.await.unwrap().unwrap();
+    assert!(redlock.held().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_is_not_held_from_its_last_share_or_its_loss_on() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let guard = redlock.lock("k").await.unwrap();
+    let share = guard.handle().upgrade().unwrap();
+    drop(guard);
+    assert_eq!(held(&redlock), [LockKey::from("k").into()]);
+    // No node confirms the release.
+    (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Never));
+    drop(share);
+    assert!(redlock.held().is_empty());
+    sleep(ms(1)).await;
+    assert!(redlock.held().is_empty());
+
+    let revoked = redlock.lock("revoked").await.unwrap();
+    assert_eq!(redlock.held().len(), 1);
+    other.revoke("revoked").await.unwrap();
+    assert_eq!(revoked.lost().await, LostReason::Gone);
+    assert!(redlock.held().is_empty());
+
+    let silent = redlock.lock("silent").ttl(secs(3)).await.unwrap();
+    (0..3).for_each(|node| nodes.set(node, Gate::Never));
+    assert_eq!(redlock.held().len(), 1);
+    assert_eq!(silent.lost().await, LostReason::Expired);
+    assert!(redlock.held().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_selects_plain_keys_and_tuples_by_their_beginning() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let [job, seventh, eu] = [
+        LockKey::from("job"),
+        ("job", 7).into(),
+        ("job", "eu").into(),
+    ];
+    let tuples: Vec<LockKey> = vec![
+        seventh.clone(),
+        eu.clone(),
+        ("job", "eu", 7).into(),
+        (("job", 7), "slot", 0).into(),
+    ];
+    let plain: Vec<LockKey> = vec![
+        job.clone(),
+        "job:7".into(),
+        "jobs".into(),
+        ("jobs", 7).into(),
+        (&job, "slot", 0).into(),
+    ];
+    let others: Vec<LockKey> = vec![("nightly", "job").into(), "a job".into(), "3:job".into()];
+    let all: Vec<_> = [&tuples, &plain, &others].into_iter().flatten().collect();
+    let mut held = Vec::new();
+    for key in &all {
+        let lock = match key {
+            // The only slots of their keys.
+            key if **key == tuples[3] => redlock.lock(&seventh).slots(1),
+            key if **key == plain[4] => redlock.lock(&job).slots(1),
+            key => redlock.lock(*key),
+        };
+        held.push(lock.await.unwrap());
+    }
+    let of = |keys: &[&LockKey]| {
+        let mut keys: Vec<LockKey> = keys.iter().map(|key| LockKey::clone(key)).collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(list_all(&other, "").await, of(&all));
+    // The first part of the slots of `job`, too.
+    let in_tuple: Vec<_> = tuples.iter().chain(&plain[4..]).collect();
+    assert_eq!(list_all(&other, ("job",)).await, of(&in_tuple));
+    let begin: Vec<_> = tuples.iter().chain(&plain).collect();
+    assert_eq!(list_all(&other, "job").await, of(&begin));
+    assert_eq!(list_all(&other, &eu).await, of(&[&eu, &tuples[2]]));
+    let whole = of(&[&seventh, &tuples[3]]);
+    assert_eq!(list_all(&other, &seventh).await, whole);
+    assert!(list_all(&other, "absent").await.is_empty());
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_shows_locks_only_and_what_the_nodes_know_of_them() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let once = redlock.once("recorded");
+    once.run(|_| async { Ok::<_, Infallible>(1) })
+        .await
+        .unwrap();
+    drop(redlock.lock("fenced").await.unwrap());
+    let readers = [
+        redlock.lock("read").shared().await.unwrap(),
+        other.lock("read").shared().await.unwrap(),
+    ];
+    sleep(ms(10)).await;
+    let mut found = Vec::new();
+    let mut cursor = Some(ListCursor::default());
+    while let Some(from) = cursor {
+        let page = redlock.list("", from).await.unwrap();
+        found.extend(page.locks);
+        cursor = page.next;
+    }
+    let [lock] = &*found else {
+        panic!("{found:?}");
+    };
+    assert_eq!(lock.key, LockKey::from("read"));
+    let state = lock.inspection.state();
+    assert!(
+        matches!(state, Some(KeyState::Shared { readers: 2, .. })),
+        "{state:?}"
+    );
+    drop(readers);
+}
+
+/// Each majority and each minority of five nodes.
+#[tokio::test(start_paused = true)]
+async fn list_has_each_lock_of_a_majority_once_and_none_of_a_minority() {
+    let nodes = ScriptedNodes::new(5);
+    let [redlock] = processes(&nodes);
+    let mut expected = Vec::new();
+    for set in 1..32_u32 {
+        let foreign = Foreign::new(&set.to_string());
+        for node in (0..5).filter(|node| set >> node & 1 == 1) {
+            foreign.acquire(&nodes, node, secs(10));
+        }
+        if set.count_ones() >= 3 {
+            expected.push(LockKey::from(set));
+        }
+    }
+    expected.sort();
+    assert_eq!(list_all(&redlock, "").await, expected);
+    sleep(secs(10)).await;
+    assert!(list_all(&redlock, "").await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_has_each_lock_that_stays_once_while_others_come_and_go() {
+    let random = &mut Random(1);
+    let nodes = ScriptedNodes::new(3);
+    let [redlock] = processes(&nodes);
+    let lock = |key: &LockKey, without: usize| {
+        let foreign = Foreign::of(key);
+        for node in (0..3).filter(|node| *node != without) {
+            foreign.acquire(&nodes, node, secs(3_600));
+        }
+        foreign
+    };
+    let stay: Vec<LockKey> = (0..500).map(|key| ("stays", key).into()).collect();
+    for key in &stay {
+        lock(key, random.index(4));
+    }
+    let mut moving: BTreeMap<usize, Foreign> = BTreeMap::new();
+    let mut listed: BTreeMap<LockKey, usize> = BTreeMap::new();
+    let (mut cursor, mut pages) = (Some(ListCursor::default()), 0);
+    while let Some(from) = cursor {
+        for _ in 0..100 {
+            let key = random.index(500);
+            match moving.remove(&key) {
+                None => {
+                    let name = LockKey::from((["a", "stays", "z"][key % 3], "moves", key));
+                    moving.insert(key, lock(&name, random.index(4)));
+                }
+                Some(foreign) => (0..3).for_each(|node| {
+                    foreign.send(&nodes, node, Op::Release);
+                }),
+            }
+        }
+        let page = redlock.list("", from).await.unwrap();
+        for lock in page.locks {
+            *listed.entry(lock.key).or_default() += 1;
+        }
+        (cursor, pages) = (page.next, pages + 1);
+    }
+    assert!(pages > 10, "{pages}");
+    for key in &stay {
+        assert_eq!(listed.get(key), Some(&1), "{key:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_skips_nodes_that_are_down_while_a_majority_is_there() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let mut guards = Vec::new();
+    for key in 0..250 {
+        guards.push(other.lock(("k", key)).await.unwrap());
+    }
+    sleep(ms(1)).await;
+    let all: Vec<LockKey> = list_all(&redlock, "").await;
+    assert_eq!(all.len(), 250);
+    for (down, gate) in [
+        (0, Gate::Failing),
+        (1, Gate::Down),
+        (2, Gate::Never),
+        (0, Gate::Never),
+    ] {
+        nodes.set(down, gate);
+        assert_eq!(list_all(&redlock, "").await, all, "{down} {gate:?}");
+        nodes.set(down, Gate::Ready);
+    }
+
+    // In the middle of its scan: the others have its keys.
+    let first = redlock.list("", ListCursor::default()).await.unwrap();
+    assert_eq!(first.locks.len(), 100);
+    nodes.set(0, Gate::Failing);
+    let mut listed: Vec<LockKey> = first.locks.into_iter().map(|lock| lock.key).collect();
+    let mut cursor = first.next;
+    while let Some(from) = cursor {
+        let page = redlock.list("", from.clone()).await.unwrap();
+        // No majority for a while, and then the same cursor goes on.
+        nodes.set(1, Gate::Failing);
+        let refused = redlock.list("", from).await.unwrap_err();
+        let LockError::Unavailable {
+            reached,
+            needed: 2,
+            nodes: failures,
+            ..
+        } = refused
+        else {
+            panic!("{refused:?}");
+        };
+        assert!(reached <= 1 && failures.len() == 2, "{failures:?}");
+        nodes.set(1, Gate::Ready);
+        listed.extend(page.locks.into_iter().map(|lock| lock.key));
+        cursor = page.next;
+    }
+    listed.sort();
+    listed.dedup();
+    assert_eq!(listed, all);
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_goes_through_the_groups_and_names_that_of_each_lock() {
+    let scripted = groups::groups::<3>();
+    let [redlock, other] = [(); 2].map(|()| groups::builder(&scripted).build().unwrap());
+    let keys = keys_of(&redlock, 3).await;
+    let guard = redlock.lock_all(&keys).await.unwrap();
+    assert_eq!(redlock.held().len(), 3);
+    sleep(ms(1)).await;
+    let (mut listed, mut cursor) = (Vec::new(), Some(ListCursor::default()));
+    while let Some(from) = cursor {
+        let page = other.list(("account",), from).await.unwrap();
+        for lock in page.locks {
+            listed.push((lock.inspection.group.to_string(), lock.key));
+        }
+        cursor = page.next;
+    }
+    let expected = keys.into_iter().enumerate();
+    let expected: Vec<_> = expected.map(|(i, key)| (i.to_string(), key)).collect();
+    assert_eq!(listed, expected);
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_with_the_cursor_of_a_service_with_more_nodes_does_not_panic() {
+    let nodes = ScriptedNodes::new(5);
+    let many = builder(&nodes).build().unwrap();
+    let mut page = many.list("", ListCursor::default()).await.unwrap();
+    while let Some(from) = &page.next {
+        let one = Redlock::in_memory(1);
+        one.list("", from.clone()).await.unwrap();
+        page = many.list("", from.clone()).await.unwrap();
+    }
+}
