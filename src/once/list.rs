@@ -60,8 +60,8 @@ impl Redlock {
     /// | `""` | every key | |
     ///
     /// A call scans some keys of one node, whether they have the prefix or not, and then asks all nodes of the group about
-    /// those that have it. So no call blocks a server for longer than a lock does, and a list takes one call for about
-    /// each hundred keys on a node, fences and records included, of a minority of the nodes and one more.
+    /// those that have it. So no call blocks a server for longer than a lock does. A list takes a call for each fifty keys on a
+    /// node, fences and records included: of one of three nodes, and of one more, for example.
     ///
     /// ```
     /// use tower_redlock::{ListCursor, LockKey, Redlock};
@@ -131,8 +131,7 @@ impl Redlock {
         let new: Vec<&LockKey> = named.difference(&cursor.named).collect();
         for keys in new.chunks(AT_ONCE) {
             for (key, inspection) in keys.iter().zip(inspect_all(group, keys).await) {
-                check(&inspection)?;
-                if is_locked(&inspection) && !cursor.has_passed(&inspection) {
+                if is_locked(&inspection)? && !cursor.has_passed(&inspection) {
                     let key = LockKey::clone(key);
                     locks.push(ListedLock { key, inspection });
                 }
@@ -151,7 +150,6 @@ impl ListCursor {
     /// Returns names of locks of its node, or else of the next one that answers.
     async fn scan(&mut self, cluster: &Cluster, prefix: &LockKey) -> Result<Scanned, LockError> {
         let pattern = cluster.settings.namespace.pattern(prefix.as_bytes());
-        let (nodes, needed) = (cluster.quorum.nodes(), cluster.quorum.majority());
         loop {
             let node = self.node;
             let (position, pattern) = (Arc::clone(&self.position), Arc::clone(&pattern));
@@ -163,16 +161,12 @@ impl ListCursor {
                 _ => refused(&cluster.names[node], UNEXPECTED),
             };
             self.failed.insert(node, failure);
-            if self.failed.len() > nodes - needed {
+            if self.failed.len() >= cluster.quorum.decisive() {
                 let passed = (0..node).filter(|node| !self.failed.contains_key(node));
                 let voted = passed.map(|node| Arc::clone(&cluster.names[node]));
-                let voted: Vec<_> = voted.collect();
-                return Err(LockError::Unavailable {
-                    reached: voted.len(),
-                    needed,
-                    voted,
-                    nodes: self.failed.values().cloned().collect(),
-                });
+                let failures = self.failed.values().cloned().collect();
+                let needed = cluster.quorum.majority();
+                return Err(unavailable(needed, voted.collect(), failures));
             }
             self.advance(cluster);
         }
@@ -220,8 +214,8 @@ fn inspect_all<'a>(
 /// How many keys the nodes are asked about at a time. Locks wait behind them.
 const AT_ONCE: usize = 16;
 
-/// Checks that a majority of the nodes has answered.
-fn check(inspection: &Inspection) -> Result<(), LockError> {
+/// Returns whether a majority of the nodes has the key locked. The error is that none has answered.
+fn is_locked(inspection: &Inspection) -> Result<bool, LockError> {
     let (mut voted, mut failures) = (Vec::new(), Vec::new());
     for node in &inspection.nodes {
         match &node.outcome {
@@ -229,19 +223,18 @@ fn check(inspection: &Inspection) -> Result<(), LockError> {
             Err(failure) => failures.push(failure.clone()),
         }
     }
-    let (reached, needed) = (voted.len(), inspection.needed);
-    if reached < needed {
-        return Err(LockError::Unavailable {
-            reached,
-            needed,
-            voted,
-            nodes: failures,
-        });
+    if voted.len() < inspection.needed {
+        return Err(unavailable(inspection.needed, voted, failures));
     }
-    Ok(())
+    let state = inspection.state();
+    Ok(state.is_some_and(|state| state != KeyState::Free))
 }
 
-fn is_locked(inspection: &Inspection) -> bool {
-    let state = inspection.state();
-    state.is_some_and(|state| state != KeyState::Free)
+fn unavailable(needed: usize, voted: Vec<Arc<str>>, nodes: Vec<NodeFailure>) -> LockError {
+    LockError::Unavailable {
+        reached: voted.len(),
+        needed,
+        voted,
+        nodes,
+    }
 }

@@ -113,7 +113,7 @@ pub(super) const PUBLISH_PERMISSIONS: &str = "+publish +pubsub|numsub +subscribe
 
 /// The permissions for all commands, those within scripts included.
 const PERMISSIONS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +strlen +getrange +pttl \
-    +pexpire +pexpireat +time +zadd +zcount +zrem +zremrangebyscore +zrevrange +zscore";
+    +pexpire +pexpireat +time +zadd +zcount +zrem +zremrangebyscore +zrevrange +zscore +scan";
 
 #[cfg(test)]
 mod tests {

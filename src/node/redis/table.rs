@@ -209,9 +209,9 @@ operations! {
         [Done], [];
     INSPECT: (Op::Inspect, _, _) => "inspect", lua!("inspect"),
         [Lock, Readers, Fence, Done], [];
-    // So many keys take a server less time than the scripts of a few locks, however many it has.
+    // So many keys take a server about as long as the script of a lock, however many it has.
     SCAN: (Op::Scan { .. }, _, _) => "scan", Plain("SCAN"),
-        [], [Position, Word("MATCH"), Payload, Word("COUNT"), Word("100"), Word("TYPE"), Word("string")];
+        [], [Position, Word("MATCH"), Payload, Word("COUNT"), Word("50"), Word("TYPE"), Word("string")];
     REVOKE: (Op::Revoke { .. }, _, _) => "revoke", lua!("notify", "revoke"),
         [Lock, Readers], [Payload, Time, Notify];
 }

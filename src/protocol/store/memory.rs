@@ -165,7 +165,7 @@ impl Store {
 }
 
 /// How many locks one request scans.
-const PAGE: usize = 100;
+const PAGE: usize = 50;
 
 /// Removes a mark if it is of this owner.
 pub(super) fn unmark(marks: &mut BTreeMap<Arc<[u8]>, Mark>, name: &[u8], owner: &OwnerToken) {
