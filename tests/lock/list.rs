@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use support::{Random, list_all, ms, secs};
 use tokio::time::sleep;
-use tower_redlock::protocol::message::Op;
-use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::protocol::message::{Op, Reply, Scanned, Seen};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes, SimNetwork, SimRequest};
 use tower_redlock::{KeyState, ListCursor, LockError, LockKey, LockKeys, LostReason, Redlock};
 
 use crate::common::{Foreign, builder, processes};
@@ -321,4 +322,41 @@ async fn list_with_the_cursor_of_a_service_with_more_nodes_does_not_panic() {
         one.list("", from.clone()).await.unwrap();
         page = many.list("", from.clone()).await.unwrap();
     }
+}
+
+/// Names every key twice, and the last key of each page again on the next one, as a Redis server may.
+#[derive(Debug)]
+struct Repeating;
+
+impl SimNetwork for Repeating {
+    fn carry(&self, _: usize, request: SimRequest) {
+        let reply = match request.command().map(|command| &command.op) {
+            Some(Op::Scan { position, .. }) => {
+                let page: usize = std::str::from_utf8(position).unwrap().parse().unwrap_or(0);
+                let keys = [page, page, page + 1, page + 1];
+                let next = page + 1;
+                Reply::Scanned(Box::new(Scanned {
+                    names: keys
+                        .map(|key| format!("redlock:{{{key}}}").into_bytes().into())
+                        .into(),
+                    next: (next < 5).then(|| next.to_string().into_bytes().into()),
+                }))
+            }
+            _ => Reply::Seen(Box::new(Seen {
+                state: KeyState::Held { left: None },
+                fence: None,
+                is_recorded: false,
+                at: secs(1),
+                holder: None,
+            })),
+        };
+        request.answer(Ok(reply));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_has_a_lock_once_that_a_server_names_several_times() {
+    let redlock = Redlock::builder().simulated(3, Arc::new(Repeating));
+    let listed = list_all(&redlock.build().unwrap(), "").await;
+    assert_eq!(listed, (0..6).map(LockKey::from).collect::<Vec<_>>());
 }
