@@ -45,7 +45,7 @@ use crate::idempotency::config::{Config, OnUnrecorded};
 use crate::idempotency::stored;
 use crate::lock::{LockError, LostReason};
 use crate::middleware::{
-    BufferedRequestBody, CallTracker, HandlerState, HeldLock, Rejection, RequestKind,
+    BufferedRequestBody, CallTracker, HandlerState, HeldShare, Rejection, RequestKind,
     declared_length, first_lost,
 };
 use crate::node::unguessable;
@@ -58,7 +58,7 @@ pub(super) struct ExecutionTask {
     pub(super) execution: Execution,
     /// Shares of the locks that outer layers hold for the request. They last as long as the execution, even if
     /// the client disconnects.
-    pub(super) held: Vec<HeldLock>,
+    pub(super) held: Vec<HeldShare>,
     /// The calls of the handler.
     pub(super) calls: Arc<CallTracker>,
     pub(super) matched_no_route: bool,
@@ -93,7 +93,7 @@ impl ExecutionTask {
         let outer_calls = self.responder.outer_calls.as_deref();
         let begun = self.execution.begin().await;
         // After `begin`, which may ask all nodes once more.
-        let expired = self.held.iter().find_map(HeldLock::lost_reason);
+        let expired = self.held.iter().find_map(HeldShare::lost_reason);
         let expired = expired.map_or(Ok(()), |reason| Err(Denied::Lost(reason)));
         if let Err(denied) = begun.and(expired) {
             self.execution.release(Effect::NotBegun).await;
@@ -365,7 +365,7 @@ impl Responder {
 
 /// Runs a part of an execution, unless it is stopped by the loss of a lock or at its `max_hold`.
 async fn until_stopped<T>(
-    held: &mut [HeldLock],
+    held: &mut [HeldShare],
     execution: ExecutionHandle,
     began: Instant,
     running: impl Future<Output = T>,

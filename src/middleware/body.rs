@@ -24,7 +24,7 @@ use tower::BoxError;
 
 use crate::lock::{LockGuard, LostReason};
 use crate::middleware::config::OnLost;
-use crate::middleware::held::HeldLock;
+use crate::middleware::held::HeldShare;
 use crate::middleware::macros::opaque_debug;
 
 /// Response body of the layer's service: the inner body with a lock, or a refusal.
@@ -38,7 +38,7 @@ pub struct LockBody<B> {
     #[pin]
     body: Option<Either<B, Full<Bytes>>>,
     /// Until the lock is released or lost.
-    held: Option<HeldLock>,
+    held: Option<HeldShare>,
     /// Whether the last frame waits for the release.
     await_release: bool,
     /// Bytes until the end, if their number is known.
@@ -81,7 +81,7 @@ impl<B: Body> LockBody<B> {
     pub(super) fn hold(
         response: Response<B>,
         declared: Option<u64>,
-        held: HeldLock,
+        held: HeldShare,
         await_release: bool,
     ) -> Response<Self> {
         // hyper ends a message at its declared length, and prefers that of the header.
@@ -111,7 +111,12 @@ impl LockGuard {
     /// before you return one.
     pub fn hold_until_sent<B: Body>(self, response: Response<B>) -> Response<LockBody<B>> {
         let declared = declared_length(response.headers());
-        LockBody::hold(response, declared, HeldLock::new(self, OnLost::Abort), true)
+        LockBody::hold(
+            response,
+            declared,
+            HeldShare::new(self, OnLost::Abort),
+            true,
+        )
     }
 }
 
@@ -128,7 +133,7 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut this = self.project();
         // From then on, only the last frame remains, or the end of the stream.
-        if !this.held.as_ref().is_some_and(HeldLock::is_releasing) {
+        if !this.held.as_ref().is_some_and(HeldShare::is_releasing) {
             let Some(mut body) = this.body.as_mut().as_pin_mut() else {
                 return Poll::Ready(None);
             };

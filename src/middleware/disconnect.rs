@@ -23,7 +23,7 @@ use tracing::Instrument;
 
 use crate::lock::LockHandle;
 use crate::middleware::config::OnLost;
-use crate::middleware::held::{HeldLock, first_lost};
+use crate::middleware::held::{HeldShare, first_lost};
 use crate::middleware::macros::{inner_accessors, opaque_debug};
 
 /// Drop the handler when the client disconnects, at any `await`, and release the lock, as hyper
@@ -78,7 +78,7 @@ where
         let spawn = request.extensions_mut().remove::<SpawnHandler>();
         let inner = self.inner.call(request);
         let state = if let Some(spawn) = spawn
-            && let Some(held) = HeldLock::from_handle(spawn.lock, spawn.on_lost)
+            && let Some(held) = HeldShare::from_handle(spawn.lock, spawn.on_lost)
         {
             let running = run(inner, held, spawn.is_not_started);
             State::Spawned(tokio::spawn(running.in_current_span()))
@@ -92,7 +92,7 @@ where
 /// Runs a handler until it completes; `None` if its lock ends first.
 async fn run<F: Future>(
     handler: F,
-    mut held: HeldLock,
+    mut held: HeldShare,
     is_not_started: Arc<AtomicBool>,
 ) -> Option<F::Output> {
     if held.lost_reason().is_some() {

@@ -38,7 +38,7 @@ pub struct LockHandles(Arc<Mutex<Vec<(LockHandle, OnLost)>>>);
 /// A share of a lock that a request holds, with the effect of its loss.
 ///
 /// The handler may give the share up by [`LockHandle::release`]. From then on the lock cannot be lost any more.
-pub(crate) struct HeldLock {
+pub(crate) struct HeldShare {
     share: Arc<RequestShare>,
     /// By which the handler may give up the share.
     pub(super) handle: LockHandle,
@@ -76,11 +76,11 @@ impl LockHandles {
 
     /// Takes a share of every lock that the request still holds.
     #[cfg(feature = "idempotency")]
-    pub(crate) fn share(&self) -> Vec<HeldLock> {
+    pub(crate) fn share(&self) -> Vec<HeldShare> {
         let held = self.0.lock();
         let shares = held.iter().filter_map(|(handle, on_lost)| {
             let guard = handle.upgrade().ok()?;
-            Some(HeldLock::new(guard, *on_lost))
+            Some(HeldShare::new(guard, *on_lost))
         });
         shares.collect()
     }
@@ -163,7 +163,7 @@ impl LockHandles {
     }
 }
 
-impl HeldLock {
+impl HeldShare {
     pub(crate) fn new(guard: LockGuard, on_lost: OnLost) -> Self {
         Self::of(RequestShare::new(guard), on_lost)
     }
@@ -218,7 +218,7 @@ impl HeldLock {
 }
 
 /// Waits until a lock is lost whose loss stops the handler; forever if there is none.
-pub(crate) async fn first_lost(held: &mut [HeldLock]) -> LostReason {
+pub(crate) async fn first_lost(held: &mut [HeldShare]) -> LostReason {
     poll_fn(|context| {
         let mut aborting = held.iter_mut().filter(|held| held.on_lost == OnLost::Abort);
         let lost = aborting.find_map(|held| held.check_lost(context));
@@ -238,7 +238,7 @@ mod tests {
         let redlock = Redlock::builder().embedded(3).renew(false);
         let redlock = redlock.ttl(Duration::from_secs(1)).build().unwrap();
         let guard = redlock.lock("report").await.unwrap();
-        let mut held = HeldLock::new(guard, OnLost::Abort);
+        let mut held = HeldShare::new(guard, OnLost::Abort);
         let mut context = Context::from_waker(Waker::noop());
         assert_eq!(held.check_lost(&mut context), None);
         tokio::time::advance(held_for).await;

@@ -74,7 +74,7 @@ pub(crate) use {
     buffer::read_error,
     calls::{CallTracker, HandlerState},
     config::has_method,
-    held::{HeldLock, first_lost},
+    held::{HeldShare, first_lost},
     key::present,
     response::Refusals,
     routed::matched_no_route,

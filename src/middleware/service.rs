@@ -37,7 +37,7 @@ use crate::middleware::body::{LockBody, declared_length};
 use crate::middleware::calls::{CallToken, CallTracker};
 use crate::middleware::config::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt, Unprotected};
 use crate::middleware::disconnect::SpawnHandler;
-use crate::middleware::held::{HeldLock, LockHandles};
+use crate::middleware::held::{HeldShare, LockHandles};
 use crate::middleware::macros::{inner_accessors, opaque_debug};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::RequestKind;
@@ -144,14 +144,14 @@ where
     /// For a handler in a task of its own: set if it found its lock lost and did not start.
     is_not_started: Option<Arc<AtomicBool>>,
     /// Until the lock is acquired. `None` is the outcome if the request is served without it.
-    locking: Option<Pin<Box<dyn Future<Output = Result<Option<HeldLock>, Rejection>> + Send>>>,
+    locking: Option<Pin<Box<dyn Future<Output = Result<Option<HeldShare>, Rejection>> + Send>>>,
     /// Until the inner service is called.
     waiting: Option<(S, Request<ReqBody>)>,
     /// Whether the inner service was made ready before the wait.
     is_ready: bool,
     #[pin]
     inner: Option<S::Future>,
-    held: Option<HeldLock>,
+    held: Option<HeldShare>,
     /// How the inner service ended, `Err` for a panic, until the lock is released.
     ended: Option<thread::Result<Result<S::Response, S::Error>>>,
 }
@@ -242,7 +242,7 @@ where
     }
 
     /// Returns the lock whose loss ends the request. No handler starts without its lock, also with `OnLost::Notify`.
-    fn guard(&mut self) -> Option<&mut HeldLock> {
+    fn guard(&mut self) -> Option<&mut HeldShare> {
         let is_starting = self.waiting.is_some();
         let held = self.held.as_mut();
         held.filter(|held| is_starting || held.on_lost == OnLost::Abort)
@@ -335,13 +335,13 @@ fn lock(
     handles: LockHandles,
     keys: LockKeys,
     options: LockOptions,
-) -> impl Future<Output = Result<Option<HeldLock>, Rejection>> + Send {
+) -> impl Future<Output = Result<Option<HeldShare>, Rejection>> + Send {
     let (redlock, waiters) = (&config.redlock, config.waiters.as_ref());
     let locking = handles.lock(redlock, keys, options.clone(), waiters);
     async move {
         match locking.await {
             Ok(guard) => {
-                let held = HeldLock::new(guard, config.on_lost);
+                let held = HeldShare::new(guard, config.on_lost);
                 handles.add(&held.handle, config.on_lost);
                 Ok(Some(held))
             }

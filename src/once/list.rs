@@ -100,13 +100,13 @@ impl Redlock {
     /// Returns [`LockError::Unavailable`] if no majority of the nodes answers. A clone of the cursor continues the list
     /// later.
     ///
+    /// # Panics
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
     /// # Cancel safety
     ///
     /// May be dropped at any point.
-    ///
-    /// # Panics
-    ///
-    /// Panics outside of a tokio runtime with a timer.
     pub async fn list(
         &self,
         prefix: impl Into<LockKey>,
