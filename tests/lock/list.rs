@@ -123,7 +123,7 @@ async fn list_selects_plain_keys_and_tuples_by_their_beginning() {
         held.push(lock.await.unwrap());
     }
     let of = |keys: &[&LockKey]| {
-        let mut keys: Vec<LockKey> = keys.iter().map(|key| LockKey::clone(key)).collect();
+        let mut keys: Vec<LockKey> = keys.iter().copied().cloned().collect();
         keys.sort();
         keys
     };
