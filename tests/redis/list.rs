@@ -168,7 +168,7 @@ async fn list_blocks_no_server_for_longer_than_a_lock_does() {
         server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
         server.command(&["SLOWLOG", "RESET"]);
     }
-    let began = std::time::Instant::now();
+    let began = tokio::time::Instant::now();
     assert_eq!(list_all(&redlock, ("job",)).await, locked);
     let took = began.elapsed();
     for _ in 0..300 {
