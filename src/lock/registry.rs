@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::node::{Mutex, VoteReceiver};
 use crate::protocol::message::Answer;
 use crate::protocol::round::ReleaseRound;
-use crate::protocol::{FencingToken, LockKeys};
+use crate::protocol::{FencingToken, Holder, LockKeys};
 
 /// The running lease tasks, and the stage of the shutdown.
 #[derive(Debug)]
@@ -173,6 +173,8 @@ pub struct HeldLock {
     pub valid_for: Duration,
     /// The [`label`](crate::LockRequest::label) of the request in spans and metrics.
     pub resource: &'static str,
+    /// What refused callers hear of it, if the process has a label or the lock a note.
+    pub holder: Option<Holder>,
 }
 
 /// A release that a node has not confirmed, and no majority either.

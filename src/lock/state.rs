@@ -332,6 +332,7 @@ impl Listed for LockState {
             held_for: since.elapsed(),
             valid_for,
             resource: spec.labels.resource,
+            holder: self.holder.clone(),
         })
     }
 }
