@@ -294,7 +294,7 @@ fn kind_of(op: &Op) -> &'static str {
         Op::Acquire { .. } => "acquire",
         Op::Confirm { .. } => "confirm",
         Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. } => "release",
-        Op::Inspect => "inspect",
+        Op::Inspect | Op::Scan { .. } => "inspect",
         Op::Revoke { .. } => "revoke",
         Op::Shared(_) => "shared",
         Op::Record { .. } | Op::TopUp { .. } | Op::Look | Op::Fetch => "record",

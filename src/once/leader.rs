@@ -27,8 +27,9 @@ pub struct LeaderWatch {
     core: Redlock,
     group: Arc<Group>,
     key: LockKey,
-    /// What was returned last.
-    known: Option<Option<Leader>>,
+    /// What was returned last, if something was.
+    known: Option<Leader>,
+    is_known: bool,
     /// The releases of the key, once subscribed.
     released: Option<(ReleaseWatch, Vec<Subscription>)>,
 }
@@ -66,6 +67,7 @@ impl Redlock {
             group: Arc::clone(self.core().layout.group_of(&key)),
             key,
             known: None,
+            is_known: false,
             released: None,
         }
     }
@@ -120,9 +122,11 @@ impl LeaderWatch {
                     fencing_token: inspection.fencing_token(),
                 })
             });
-            if now.is_some() && now != self.known {
-                self.known = now;
-                return Ok(self.known.clone().flatten());
+            if let Some(now) = now
+                && (!self.is_known || now != self.known)
+            {
+                (self.known, self.is_known) = (now.clone(), true);
+                return Ok(now);
             }
             drop(timeout(cluster.settings.poll_interval, released.released()).await);
         }

@@ -347,7 +347,8 @@ impl SimNetwork for Repeating {
                 fence: None,
                 is_recorded: false,
                 at: secs(1),
-                holder: None,
+                mark: None,
+                holders: Vec::new(),
             })),
         };
         request.answer(Ok(reply));
