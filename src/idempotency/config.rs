@@ -10,8 +10,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, response};
 
 use crate::idempotency::codec::Codec;
 use crate::idempotency::fingerprint;
-use crate::idempotency::header::IdempotencyKey;
+use crate::idempotency::header::read_key;
 use crate::lock::{LockOptions, Redlock, WaiterCap};
+use crate::middleware::idempotency_key::IdempotencyKey;
 use crate::middleware::{KeyExtractor, Refusals, Rejection, has_method, matched_no_route, present};
 use crate::node::sha256;
 use crate::once::{ExecuteOnce, ExecutionHandle};
@@ -71,7 +72,7 @@ impl Config {
         if !has_method(&self.methods, &parts.method) {
             return Ok(None);
         }
-        let key = IdempotencyKey::from_parts(parts, &self.header).map_err(Rejection::KeyInvalid)?;
+        let key = read_key(parts, &self.header).map_err(Rejection::KeyInvalid)?;
         let Some(key) = key else {
             if self.required && !matched_no_route(parts) {
                 self.refusals.log_lacking(|| {

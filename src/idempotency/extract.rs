@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
 use crate::extract::{Misplaced, extension_extractor};
-use crate::idempotency::header::IdempotencyKey;
+use crate::middleware::idempotency_key::IdempotencyKey;
 use crate::once::ExecutionHandle;
 
 extension_extractor! {

@@ -7,10 +7,11 @@ use http_body_util::Full;
 
 use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::codec::Codec;
-use crate::idempotency::header::IdempotencyKey;
+use crate::idempotency::header::read_key;
 use crate::idempotency::stored;
 use crate::idempotency::{RecordKeys, fingerprint};
 use crate::middleware::BufferedRequestBody;
+use crate::middleware::idempotency_key::IdempotencyKey;
 use crate::protocol::{ExecutionId, Fingerprint, KeyError, LockKey, Record};
 
 /// Writes and reads recorded responses.
@@ -73,7 +74,7 @@ pub fn idempotency_key(
     parts: &Parts,
     name: &HeaderName,
 ) -> Result<Option<IdempotencyKey>, KeyError> {
-    IdempotencyKey::from_parts(parts, name)
+    read_key(parts, name)
 }
 
 /// Returns the bytes of the default fingerprint.

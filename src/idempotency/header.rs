@@ -1,57 +1,40 @@
-//! The idempotency key of a request.
-
-use std::fmt;
-use std::str::FromStr;
-use std::sync::Arc;
+//! The header with the idempotency key of a request.
 
 use http::HeaderName;
 use http::request::Parts;
 
+use crate::middleware::idempotency_key::IdempotencyKey;
 use crate::middleware::key::header_key;
 use crate::protocol::KeyError;
 
-/// The idempotency key of a request, as the client sent it.
+/// Reads the header, bare or as a structured-field string (RFC 9651, section 3.3.3).
 ///
-/// It is an extractor, and an extension of every request that the layer passes on with a key. If the transaction of
-/// the effect stores it under a unique index, the effect happens once, even if locks or records are lost.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct IdempotencyKey(Arc<str>);
-
-impl IdempotencyKey {
-    /// Returns the key.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
+/// A proxy joins two headers by a comma, so a bare key must not contain one; a string may.
+pub(super) fn read_key(
+    parts: &Parts,
+    name: &HeaderName,
+) -> Result<Option<IdempotencyKey>, KeyError> {
+    let Some(value) = parts.headers.get(name) else {
+        return Ok(None);
+    };
+    let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
+    let bytes = value.as_bytes();
+    if !bytes.starts_with(b"\"") && bytes.contains(&b',') {
+        return Err(malformed(
+            "has a comma, which also joins two headers; quote the value if the key contains it",
+        ));
     }
-
-    /// Reads the header, bare or as a structured-field string (RFC 9651, section 3.3.3).
-    ///
-    /// A proxy joins two headers by a comma, so a bare key must not contain one; a string may.
-    pub(super) fn from_parts(parts: &Parts, name: &HeaderName) -> Result<Option<Self>, KeyError> {
-        let Some(value) = parts.headers.get(name) else {
-            return Ok(None);
-        };
-        let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
-        let bytes = value.as_bytes();
-        if !bytes.starts_with(b"\"") && bytes.contains(&b',') {
-            return Err(malformed(
-                "has a comma, which also joins two headers; quote the value if the key contains it",
-            ));
-        }
-        // Also refuses one that is sent more than once, or is not UTF-8.
-        let keys = header_key(name, parts)?;
-        keys.ok_or_else(|| malformed("is empty"))?;
-        let text = std::str::from_utf8(bytes).unwrap_or_default();
-        let key = match text.strip_prefix('"') {
-            Some(rest) => unquote(rest).ok_or_else(|| malformed("is an unfinished string"))?,
-            None => text.to_owned(),
-        };
-        key.parse().map(Some).map_err(|ParseIdempotencyKeyError| {
-            malformed(&format!(
-                "is not 1 to {MAX_CHARS} characters of visible ASCII"
-            ))
-        })
-    }
+    // Also refuses one that is sent more than once, or is not UTF-8.
+    let keys = header_key(name, parts)?;
+    keys.ok_or_else(|| malformed("is empty"))?;
+    let text = std::str::from_utf8(bytes).unwrap_or_default();
+    let key = match text.strip_prefix('"') {
+        Some(rest) => unquote(rest).ok_or_else(|| malformed("is an unfinished string"))?,
+        None => text.to_owned(),
+    };
+    key.parse()
+        .map(Some)
+        .map_err(|_| malformed("is not 1 to 255 characters of visible ASCII"))
 }
 
 /// Reads a structured-field string behind its first quote.
@@ -68,33 +51,6 @@ fn unquote(quoted: &str) -> Option<String> {
     }
 }
 
-/// Parses a key without the quotes of a structured-field string.
-impl FromStr for IdempotencyKey {
-    type Err = ParseIdempotencyKeyError;
-
-    fn from_str(key: &str) -> Result<Self, Self::Err> {
-        let visible = key.bytes().all(|byte| byte.is_ascii_graphic());
-        match key.len() {
-            1..=MAX_CHARS if visible => Ok(Self(key.into())),
-            _ => Err(ParseIdempotencyKeyError),
-        }
-    }
-}
-
-/// Error of parsing an [`IdempotencyKey`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the idempotency key is not 1 to {MAX_CHARS} characters of visible ASCII")]
-pub struct ParseIdempotencyKeyError;
-
-impl fmt::Display for IdempotencyKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Longest key, in characters.
-const MAX_CHARS: usize = 255;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,7 +59,7 @@ mod tests {
     fn read(values: &[&[u8]]) -> Result<Option<String>, KeyError> {
         let name = HeaderName::from_static("idempotency-key");
         let parts = parts_with("idempotency-key", values);
-        let key = IdempotencyKey::from_parts(&parts, &name)?;
+        let key = read_key(&parts, &name)?;
         Ok(key.map(|key| key.to_string()))
     }
 

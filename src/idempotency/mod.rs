@@ -38,8 +38,8 @@ pub use codec::RecordKeys;
 pub use config::OnUnrecorded;
 #[cfg(feature = "axum")]
 pub use extract::IdempotencyKeyRejection;
-pub use header::{IdempotencyKey, ParseIdempotencyKeyError};
 pub use layer::IdempotencyLayer;
 pub use service::{IdempotencyService, ResponseFuture};
 
+pub use crate::middleware::idempotency_key::{IdempotencyKey, ParseIdempotencyKeyError};
 pub use crate::once::ExecutionHandle;

@@ -40,6 +40,8 @@ mod disconnect;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod held;
+#[cfg(any(feature = "client", feature = "idempotency"))]
+pub(crate) mod idempotency_key;
 pub(crate) mod key;
 mod layer;
 pub(crate) mod macros;
