@@ -16,6 +16,7 @@
 //! | know what a lock can promise, and what the token adds | [What is this lock for?](what_is_this_lock_for) |
 //! | set waits, react to a lost lock, stop a process cleanly | [Waiting, losing, shutting down](waiting_and_losing) |
 //! | share a key among readers, bound its callers, lead, free a key | [Kinds of locks](kinds_of_locks) |
+//! | retry as a client, and know what each answer means | [Clients](clients) |
 //! | solve a common problem | [Recipes](recipes) |
 //! | test a handler that locks | [Testing your handlers](testing_your_handlers) |
 //! | look up a setting and its default | [Settings](settings) |
@@ -33,7 +34,12 @@
 //! The chapters are the files of the folder `docs` of the repository, and can be read there too. The last two are
 //! `CHANGELOG.md` and `SECURITY.md` in the root of the repository.
 #![cfg_attr(
-    not(all(feature = "axum", feature = "redis", feature = "idempotency")),
+    not(all(
+        feature = "axum",
+        feature = "redis",
+        feature = "idempotency",
+        feature = "client"
+    )),
     allow(
         rustdoc::broken_intra_doc_links,
         reason = "the chapters also name items of features that are off"
@@ -61,6 +67,10 @@ pub mod kinds_of_locks {}
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/idempotency.md")]
 pub mod idempotency {}
+
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/clients.md")]
+pub mod clients {}
 
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/operating_the_nodes.md")]

@@ -9,6 +9,7 @@
         feature = "axum",
         feature = "redis",
         feature = "idempotency",
+        feature = "client",
         feature = "json",
         feature = "metrics",
         feature = "test-util"
@@ -19,6 +20,8 @@
     )
 )]
 
+#[cfg(feature = "client")]
+pub mod client;
 #[cfg(feature = "axum")]
 mod extract;
 #[cfg(fuzzing)]
@@ -43,7 +46,7 @@ pub use extract::{
 };
 #[cfg(feature = "idempotency")]
 #[doc(inline)]
-pub use idempotency::{IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
+pub use idempotency::{IdempotencyLayer, OnUnrecorded, scope};
 #[cfg(feature = "redis")]
 pub use lock::RedlockConfig;
 pub use lock::{
@@ -52,6 +55,9 @@ pub use lock::{
     NodeGroup, NodeHealth, Readiness, Redlock, RedlockBuilder, ReleaseError, Released,
     RestartGuard, Served, Stopping, Unconfirmed,
 };
+#[cfg(any(feature = "client", feature = "idempotency"))]
+#[doc(inline)]
+pub use middleware::idempotency_key::IdempotencyKey;
 #[doc(inline)]
 pub use middleware::{
     BufferBodyLayer, BufferedBody, CancelOnDisconnect, IntoKeys, KeyExtractor, LockBody,

@@ -72,7 +72,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
 /// more than the last proposal.
 ///
 /// The wall clock is needed because later proposals of every process must exceed the fences that a restarted node
-/// has lost. Nothing else in the crate reads it.
+/// has lost.
 pub(crate) fn next_proposal() -> u64 {
     #[cfg(feature = "test-util")]
     if let Some(proposal) = SimEnv::next_proposal() {
@@ -88,6 +88,7 @@ pub(crate) fn next_proposal() -> u64 {
     now.max(before + 1)
 }
 
+/// Returns the wall clock, in microseconds since 1970: for fencing proposals, and for a `Retry-After` that is a date.
 #[allow(
     clippy::disallowed_types,
     reason = "the only place that may read the wall clock"

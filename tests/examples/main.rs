@@ -6,6 +6,7 @@
     reason = "what a line printed explains its failure"
 )]
 
+mod clients;
 mod documented;
 mod exactly_once_sql;
 mod grpc;

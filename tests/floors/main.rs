@@ -21,12 +21,13 @@ use crate::modules::{Crate, Target};
 use crate::text::{File, read, read_files};
 
 /// From the bottom to the top.
-const FLOORS: [&str; 7] = [
+const FLOORS: [&str; 8] = [
     "protocol",
     "node",
     "lock",
     "once",
     "middleware",
+    "client",
     "extract",
     "idempotency",
 ];

@@ -1,0 +1,149 @@
+//! What a response says about its request: executed for good, refused, or not known yet.
+
+use std::future::poll_fn;
+use std::time::{Duration, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, DATE, RETRY_AFTER};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use http_body::Body;
+use httpdate::parse_http_date;
+use serde_json::Value;
+
+use crate::client::body::ClientBody;
+use crate::middleware::{BufferedRequestBody, RequestKind};
+use crate::node::wall_clock;
+
+/// What an attempt says about its call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// To send the request again would change nothing, or is not safe.
+    Final,
+    /// This attempt was not executed, and a later one may be.
+    Refused,
+    /// Whether the call was executed is not known yet: the first request with its key still runs, or the connection was
+    /// lost.
+    Open,
+}
+
+/// Judges a response by its head, or if that does not decide, by the `code` in its body, which stays readable.
+///
+/// # Cancel safety
+///
+/// If dropped, the response is dropped, too.
+pub(super) async fn judge<B>(response: Response<B>) -> (Verdict, Response<ClientBody<B>>)
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let mut response = response.map(ClientBody::unread);
+    let headers = response.headers();
+    let is_invited = retry_after(headers).is_some();
+    let verdict = match response.status() {
+        // Only a server that has not executed the request answers so.
+        StatusCode::LOCKED | StatusCode::TOO_MANY_REQUESTS => Verdict::Refused,
+        // Without an invitation, such as `lock-lost`, there may have been an effect.
+        StatusCode::SERVICE_UNAVAILABLE if is_invited => Verdict::Refused,
+        StatusCode::CONFLICT => {
+            if is_problem(headers) {
+                let body = response.body_mut();
+                poll_fn(|context| body.poll_read(MAX_PROBLEM, context)).await;
+            }
+            match code(response.body()).as_deref() {
+                Some(IN_PROGRESS) => Verdict::Open,
+                Some("outcome-unknown" | "result-not-kept" | "conflicting-outcomes") => {
+                    Verdict::Final
+                }
+                // The status for contention is a setting of the server.
+                Some("lock-contended") if is_invited => Verdict::Refused,
+                _ if is_invited => Verdict::Open,
+                _ => Verdict::Final,
+            }
+        }
+        // Of a gRPC server, whose refusals are complete in the head.
+        StatusCode::OK if is_invited && is_transient(headers) => match headers.get(GRPC_MESSAGE) {
+            Some(code) if code == IN_PROGRESS => Verdict::Open,
+            _ => Verdict::Refused,
+        },
+        _ => Verdict::Final,
+    };
+    (verdict, response)
+}
+
+/// Reads `Retry-After` in both of its forms (RFC 9110, section 10.2.3).
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
+        // A number without end is a time without end.
+        return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
+    }
+    let date = parse_http_date(value).ok()?;
+    // By the server's own clock, if it shows it: that of this machine may differ.
+    let now = headers.get(DATE).and_then(|now| now.to_str().ok());
+    let now = now.and_then(|now| parse_http_date(now).ok());
+    let now = now.unwrap_or_else(|| UNIX_EPOCH + wall_clock());
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+/// Returns the response to a call whose deadline passed while an attempt was under way.
+pub(super) fn deadline_exceeded<B>(to: RequestKind) -> Response<ClientBody<B>>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let mut body = BufferedRequestBody::default();
+    if to == RequestKind::Http {
+        body.bytes = Bytes::from_static(DEADLINE_EXCEEDED);
+    }
+    let mut response = Response::new(ClientBody::whole(body));
+    let mut header = |name, value| {
+        let value = HeaderValue::from_static(value);
+        response.headers_mut().insert(name, value);
+    };
+    if to == RequestKind::Http {
+        header(CONTENT_TYPE, PROBLEM);
+        *response.status_mut() = StatusCode::GATEWAY_TIMEOUT;
+    } else {
+        header(CONTENT_TYPE, "application/grpc");
+        // DEADLINE_EXCEEDED
+        header(GRPC_STATUS, "4");
+        header(GRPC_MESSAGE, "deadline-exceeded");
+    }
+    response
+}
+
+fn is_problem(headers: &HeaderMap) -> bool {
+    let content_type = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let essence = content_type.and_then(|value| value.split(';').next());
+    essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case(PROBLEM))
+}
+
+/// Returns the `code` of a problem (RFC 9457) that was read to its end.
+fn code<B>(body: &ClientBody<B>) -> Option<String>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let problem: Value = serde_json::from_slice(&body.read()?.bytes).ok()?;
+    Some(problem.get("code")?.as_str()?.to_owned())
+}
+
+/// Returns whether a gRPC status is RESOURCE_EXHAUSTED, ABORTED or UNAVAILABLE.
+fn is_transient(headers: &HeaderMap) -> bool {
+    let status = headers.get(GRPC_STATUS);
+    status.is_some_and(|status| {
+        ["8", "10", "14"]
+            .iter()
+            .any(|transient| status == transient)
+    })
+}
+
+const IN_PROGRESS: &str = "request-in-progress";
+const PROBLEM: &str = "application/problem+json";
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// A problem (RFC 9457), as those of the server's layers.
+const DEADLINE_EXCEEDED: &[u8] = br#"{"type":"tag:tower-redlock,2026:deadline-exceeded","title":"Deadline exceeded","status":504,"detail":"the client's deadline passed before a response arrived; whether the request was executed is unknown","code":"deadline-exceeded"}"#;
+
+/// Longest problem that is read for its `code`, in bytes. Those of this crate have about 250.
+const MAX_PROBLEM: u64 = 16 * 1024;

@@ -1,0 +1,163 @@
+//! The service: sends a request, and again while that is safe and can succeed.
+
+use std::fmt::Debug;
+use std::future::{Future, poll_fn};
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use tokio::time::{Instant, sleep, timeout_at};
+use tower::{Service, ServiceExt};
+
+use crate::client::answer::{Verdict, deadline_exceeded, judge, retry_after};
+use crate::client::attempt::{Attempt, Decision};
+use crate::client::body::ClientBody;
+use crate::client::config::Config;
+use crate::client::idempotent::has_key;
+use crate::middleware::RequestKind;
+use crate::middleware::macros::{inner_accessors, opaque_debug};
+use crate::node::{after, random_u64};
+
+/// Middleware that sends a request again when that is safe and can succeed.
+///
+/// Created by [`RetryLockedLayer`](crate::client::RetryLockedLayer), which tells when.
+#[derive(Clone)]
+pub struct RetryLockedService<S> {
+    inner: S,
+    config: Arc<Config>,
+}
+
+impl<S> RetryLockedService<S> {
+    pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
+        Self { inner, config }
+    }
+
+    inner_accessors!();
+}
+
+impl<S, B, R> Service<Request<B>> for RetryLockedService<S>
+where
+    S: Service<Request<ClientBody<B>>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+    B: Body<Data = Bytes, Error: Send> + Unpin + Send + 'static,
+    R: Body<Data = Bytes, Error: Send> + Unpin + Send + 'static,
+{
+    type Response = Response<ClientBody<R>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<R, S::Error>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let clone = self.inner.clone();
+        let ready = mem::replace(&mut self.inner, clone);
+        let calling = Box::pin(send(ready, request, Arc::clone(&self.config)));
+        ResponseFuture { calling }
+    }
+}
+
+opaque_debug! { RetryLockedService<S> [inner = inner] where S: Debug }
+
+/// Response future of [`RetryLockedService`]. Dropped, it sends nothing more, and drops the attempt that is under way.
+///
+/// # Design
+///
+/// It boxes the attempts, unlike the futures of servers: what it sends goes over a network, next to which an allocation costs
+/// nothing.
+pub struct ResponseFuture<R: Body, E> {
+    calling: Pin<Box<dyn Future<Output = Result<Response<ClientBody<R>>, E>> + Send>>,
+}
+
+impl<R: Body, E> Future for ResponseFuture<R, E> {
+    type Output = Result<Response<ClientBody<R>>, E>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.calling.as_mut().poll(context)
+    }
+}
+
+opaque_debug! { ResponseFuture<R, E> where R: Body }
+
+/// Sends a request until its answer is final, or it cannot be sent again.
+async fn send<S, B, R>(
+    mut inner: S,
+    request: Request<B>,
+    config: Arc<Config>,
+) -> Result<Response<ClientBody<R>>, S::Error>
+where
+    S: Service<Request<ClientBody<B>>, Response = Response<R>>,
+    B: Body<Data = Bytes> + Unpin,
+    R: Body<Data = Bytes> + Unpin,
+{
+    let deadline = after(Instant::now(), config.deadline);
+    let (parts, body) = request.into_parts();
+    let mut body = ClientBody::unread(body);
+    // Without waiting: the next frame of a stream may depend on the response, as in a call of gRPC with streams.
+    poll_fn(|context| Poll::Ready(body.poll_read(config.max_body, context).is_ready())).await;
+    let original = body.copy();
+    let mut request = Request::from_parts(parts.clone(), body);
+    // The latest result that leaves it open whether the call was executed.
+    let mut open = None;
+    let mut number = 0;
+    loop {
+        number += 1;
+        let sending = async {
+            let response = inner.ready().await?.call(request).await?;
+            Ok(judge(response).await)
+        };
+        let report = |status, decision| {
+            (config.on_attempt)(&Attempt {
+                number,
+                status,
+                decision,
+            });
+        };
+        let Ok(sent) = timeout_at(deadline, sending).await else {
+            report(None, Decision::NoTimeLeft);
+            return Ok(deadline_exceeded(RequestKind::of(&parts)));
+        };
+        let (verdict, result) = match sent {
+            Ok((verdict, response)) => (verdict, Ok(response)),
+            Err(error) => (Verdict::Open, Err(error)),
+        };
+        let invited = result.as_ref().ok().map(Response::headers);
+        let delay = invited.and_then(retry_after).unwrap_or_default();
+        let delay = delay.saturating_add(config.backoff.delay(number - 1, None, random_u64()));
+        let is_safe = result.is_ok() || has_key(&parts) || parts.method.is_idempotent();
+        let decision = match verdict {
+            Verdict::Final => Decision::Return,
+            _ if !is_safe => Decision::NoKey,
+            _ if original.is_none() => Decision::BodyConsumed,
+            _ if number >= config.attempts => Decision::NoAttemptLeft,
+            _ if after(Instant::now(), delay) >= deadline => Decision::NoTimeLeft,
+            _ => Decision::SendAgain(delay),
+        };
+        report(result.as_ref().ok().map(Response::status), decision);
+        if decision == Decision::BodyConsumed {
+            tracing::warn!(
+                max_body = config.max_body,
+                "a request is not sent again, because its body was a stream or exceeds `max_body`; collect it first"
+            );
+        }
+        let copy = original.as_ref().and_then(ClientBody::copy);
+        match (decision, copy) {
+            (Decision::SendAgain(_), Some(copy)) => {
+                request = Request::from_parts(parts.clone(), copy);
+            }
+            // A refusal of this attempt does not tell what became of an earlier one.
+            _ if verdict == Verdict::Refused => return open.unwrap_or(result),
+            _ => return result,
+        }
+        if verdict == Verdict::Open {
+            open = Some(result);
+        }
+        sleep(delay).await;
+    }
+}
