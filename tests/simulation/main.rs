@@ -32,9 +32,16 @@
 //! * A client that leaves before its execution begins leaves no intent behind once nodes are reachable.
 //! * Where nothing breaks but connections, every execution ends recorded.
 //!
+//! Of calls through the layers of the client, over connections that break, to processes that die:
+//!
+//! * No call has two effects, and one that succeeds has one. One that is refused has none.
+//! * No body is sent again after a final response.
+//! * Each call ends within its deadline, as the guide says. If its outcome is open and may be known, the same key
+//!   tells it later.
+//!
 //! # Running it
 //!
-//! `cargo test --release -p simulation --test simulation` runs 10,000 seeds.
+//! `cargo test --release -p simulation --test simulation` runs 10,000 seeds, and 1,000 of clients.
 //! `TOWER_REDLOCK_SEEDS=40000..50000` runs others, and `TOWER_REDLOCK_SEEDS=17` one, of which it
 //! tells the story.
 //!
@@ -50,11 +57,13 @@ use std::thread::{self, available_parallelism};
 
 use tokio::time::Instant;
 
+use crate::clients::{CallCounts, Flaw, Protection, simulate_calls};
 use crate::history::Counts;
 use crate::orders::OrderCounts;
 use crate::plan::Plan;
 use crate::simulation::{Outcome, simulate};
 
+mod clients;
 mod history;
 mod network;
 mod orders;
@@ -255,6 +264,62 @@ fn seed_gives_the_same_run_every_time() {
             first.story, second.story,
             "seed {seed} of a change of the groups"
         );
+    }
+}
+
+#[test]
+fn calls_of_clients_have_one_effect_and_a_known_end() {
+    for protection in [Protection::AtMostOnce, Protection::Index, Protection::Layer] {
+        let range = asked_seeds().unwrap_or(0..SEEDS / 10);
+        let (began, seeds) = (Instant::now(), range.end - range.start);
+        let mut total = CallCounts::default();
+        for seed in range {
+            let outcome = simulate_calls(seed, protection, Flaw::None);
+            total.add(outcome.counts);
+            if seeds == 1 || !outcome.violations.is_empty() {
+                say(&outcome.story);
+            }
+            let violations = outcome.violations;
+            assert!(
+                violations.is_empty(),
+                "seed {seed}, {protection:?}: {violations:#?}"
+            );
+        }
+        let seconds = began.elapsed().as_secs_f32();
+        say(&format!(
+            "simulation: clients, {protection:?}: {seeds} seeds in {seconds:.1} s: {total:?}"
+        ));
+        // Without `at_most_once`, no outcome is unknown for good.
+        let tame =
+            seeds >= SEEDS / 10 && protection == Protection::AtMostOnce && total.rarest() < 10;
+        assert!(!tame, "too tame: {total:?}");
+    }
+}
+
+/// The checker sees what a client does wrong.
+#[test]
+fn seeds_find_a_client_with_a_key_per_attempt_or_that_overlooks_a_final_code() {
+    for (flaw, violation) in [
+        (Flaw::KeyPerAttempt, "2 effects"),
+        (Flaw::OverlooksFinal, "is sent again after its end"),
+    ] {
+        let found = (0..300).filter(|seed| {
+            let violations = simulate_calls(*seed, Protection::AtMostOnce, flaw).violations;
+            violations.iter().any(|found| found.contains(violation))
+        });
+        let found = found.count();
+        say(&format!(
+            "simulation: clients, {flaw:?}: found by {found} of 300 seeds"
+        ));
+        assert!(found > 10, "{found}");
+    }
+}
+
+#[test]
+fn seed_gives_the_same_calls_every_time() {
+    for seed in 0..100 {
+        let story = || simulate_calls(seed, Protection::AtMostOnce, Flaw::None).story;
+        assert_eq!(story(), story(), "seed {seed}");
     }
 }
 
