@@ -193,6 +193,7 @@ async fn every_refusal_of_the_servers_layers_has_its_verdict() {
     let contended = |status| Rejection::Contended {
         status: StatusCode::from_u16(status).unwrap(),
         retry_after,
+        holder: None,
     };
     for (rejection, verdict) in [
         (contended(423), Verdict::Refused),

@@ -245,7 +245,7 @@ impl<D> RedlockLayer<D> {
         /// false.
         ///
         /// The member has the `label` of the holder's process and the `note` on its lock, as far as they are set; see
-        /// [`Holder`](crate::Holder). Anybody who may send requests can read them then.
+        /// [`Holder`](crate::Holder). Every client can read them then.
         expose_holder(expose_holder: bool) => expose_holder = expose_holder;
     }
 

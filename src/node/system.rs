@@ -88,12 +88,12 @@ pub(crate) fn next_proposal() -> u64 {
     now.max(before + 1)
 }
 
-/// Returns the wall clock, in microseconds since 1970: for fencing proposals, and for a `Retry-After` that is a date.
+/// Returns the time since 1970 by the wall clock, which may jump and differs between computers: for fencing proposals, for
+/// since when a lock is held, and for a `Retry-After` that is a date.
 #[allow(
     clippy::disallowed_types,
     reason = "the only place that may read the wall clock"
 )]
-/// Returns the time since 1970, which may jump and differs between computers.
 pub(crate) fn wall_clock() -> Duration {
     let now = std::time::SystemTime::now();
     now.duration_since(std::time::UNIX_EPOCH)

@@ -53,7 +53,7 @@ impl Redlock {
     /// let mut watch = redlock.leader("dispatcher");
     /// assert_eq!(watch.changed().await?, None);
     /// let leading = tokio::spawn(redlock.lead("dispatcher", async |_guard| std::future::pending().await));
-    /// let leader = watch.changed().await?.expect("somebody leads");
+    /// let leader = watch.changed().await?.expect("a process leads");
     /// assert_eq!(leader.holder.expect("it has a label").label(), Some("server-a"));
     /// leading.abort();
     /// assert_eq!(watch.changed().await?, None);
@@ -74,7 +74,7 @@ impl Redlock {
 }
 
 impl LeaderWatch {
-    /// Waits until another caller leads than the last call has returned, or nobody does, and returns it; `None` if nobody
+    /// Waits until another caller leads than the last call has returned, or none does, and returns it; `None` if none
     /// leads. The first call returns as soon as a majority of the nodes has answered.
     ///
     /// While no majority answers, or callers compete for the key, it waits.

@@ -12,8 +12,8 @@ use std::time::{Duration, SystemTime};
 /// Who holds a lock, as the holder says it: the [`holder`](crate::RedlockBuilder::holder) of its process, the
 /// [`note`](crate::LockRequest::note) on this lock, and since when.
 ///
-/// It is for people who ask what they wait for. Whoever may write to the nodes can write any label, so decide nothing by
-/// it.
+/// It is for people who ask what they wait for. A client that may write to the nodes can write any label, so
+/// decide nothing by it.
 ///
 /// ```
 /// use tower_redlock::{LockError, Redlock};

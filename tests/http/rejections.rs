@@ -507,10 +507,7 @@ async fn refusal_body(nodes: &ScriptedNodes, layer: RedlockLayer, request: Reque
         .scripted(nodes)
         .holder("server-a")
         .build();
-    let held = process
-        .unwrap()
-        .try_lock(("order", "secret-7"))
-        .note("POST /x");
+    let held = process.unwrap().lock(("order", "secret-7")).note("POST /x");
     let _held = held.await.unwrap();
     let (response, seen) = call(&layer, request).await;
     assert!(seen.is_none() && response.status() == StatusCode::LOCKED);
@@ -534,11 +531,7 @@ async fn refusal_names_the_holder_only_if_the_layer_exposes_it() {
         let member = r#""holder":{"label":"server-a","note":"POST /x"}}"#;
         assert!(said.ends_with(member), "{said}");
         let grpc = request("POST", &[("content-type", "application/grpc")]);
-        let _held = redlock
-            .try_lock(("order", "secret-7"))
-            .note("n")
-            .await
-            .unwrap();
+        let _held = redlock.lock(("order", "secret-7")).note("n").await.unwrap();
         let (response, _) = call(&layer().expose_holder(true), grpc).await;
         assert!(!format!("{:?}", response.headers()).contains("note"));
     }

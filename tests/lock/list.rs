@@ -26,9 +26,14 @@ async fn held_tells_each_kind_of_lock_and_the_longest_first() {
     let both = redlock.lock_all(["b", "a"]).label("transfer").ttl(secs(9));
     let both = both.await.unwrap();
     sleep(secs(1)).await;
-    let reader = redlock.lock(("doc", 7)).shared().await.unwrap();
+    let reader = redlock
+        .lock(("doc", 7))
+        .label("list")
+        .shared()
+        .await
+        .unwrap();
     sleep(secs(1)).await;
-    let slot = redlock.lock("pool").slots(3).await.unwrap();
+    let slot = redlock.lock("pool").label("list").slots(3).await.unwrap();
     let work = |_| async {
         sleep(secs(5)).await;
         Ok::<_, Infallible>(1)
@@ -75,13 +80,18 @@ async fn a_lock_is_not_held_from_its_last_share_or_its_loss_on() {
     sleep(ms(1)).await;
     assert!(redlock.held().is_empty());
 
-    let revoked = redlock.lock("revoked").await.unwrap();
+    let revoked = redlock.lock("revoked").label("list").await.unwrap();
     assert_eq!(redlock.held().len(), 1);
     other.revoke("revoked").await.unwrap();
     assert_eq!(revoked.lost().await, LostReason::Gone);
     assert!(redlock.held().is_empty());
 
-    let silent = redlock.lock("silent").ttl(secs(3)).await.unwrap();
+    let silent = redlock
+        .lock("silent")
+        .label("list")
+        .ttl(secs(3))
+        .await
+        .unwrap();
     (0..3).for_each(|node| nodes.set(node, Gate::Never));
     assert_eq!(redlock.held().len(), 1);
     assert_eq!(silent.lost().await, LostReason::Expired);
@@ -120,7 +130,8 @@ async fn list_selects_plain_keys_and_tuples_by_their_beginning() {
             key if **key == plain[4] => redlock.lock(&job).slots(1),
             key => redlock.lock(*key),
         };
-        held.push(lock.await.unwrap());
+        // Not its own kind, of which a process has room for a few.
+        held.push(lock.label("list").await.unwrap());
     }
     let of = |keys: &[&LockKey]| {
         let mut keys: Vec<LockKey> = keys.iter().copied().cloned().collect();
@@ -148,10 +159,10 @@ async fn list_shows_locks_only_and_what_the_nodes_know_of_them() {
     once.run(|_| async { Ok::<_, Infallible>(1) })
         .await
         .unwrap();
-    drop(redlock.lock("fenced").await.unwrap());
+    drop(redlock.lock("fenced").label("list").await.unwrap());
     let readers = [
-        redlock.lock("read").shared().await.unwrap(),
-        other.lock("read").shared().await.unwrap(),
+        redlock.lock("read").label("list").shared().await.unwrap(),
+        other.lock("read").label("list").shared().await.unwrap(),
     ];
     sleep(ms(10)).await;
     let mut found = Vec::new();
@@ -296,7 +307,7 @@ async fn list_goes_through_the_groups_and_names_that_of_each_lock() {
     let scripted = groups::groups::<3>();
     let [redlock, other] = [(); 2].map(|()| groups::builder(&scripted).build().unwrap());
     let keys = keys_of(&redlock, 3).await;
-    let guard = redlock.lock_all(&keys).await.unwrap();
+    let guard = redlock.lock_all(&keys).label("list").await.unwrap();
     assert_eq!(redlock.held().len(), 3);
     sleep(ms(1)).await;
     let (mut listed, mut cursor) = (Vec::new(), Some(ListCursor::default()));
