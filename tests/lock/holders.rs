@@ -46,7 +46,7 @@ async fn refused_callers_hear_who_holds_the_lock() {
         let behind = redlock.lock("k").wait(secs(1));
         let (first, second) = tokio::join!(heard(waiting), heard(behind));
         assert_eq!([first, second], ["server-a (POST /k)"; 2]);
-        let several = redlock.lock_all(["a", "k"]).wait(Duration::ZERO);
+        let several = redlock.lock_all(["a", "k"]).label("k").wait(Duration::ZERO);
         assert_eq!(heard(several).await, "server-a (POST /k)");
         assert_eq!(
             heard(redlock.try_lock("k").shared()).await,
@@ -150,9 +150,26 @@ async fn inspection_names_all_holders() {
     let _guard = one.try_lock("k").await.unwrap();
     assert_eq!(holders("k").await, ["server-a"]);
     let _readers = [
-        one.try_lock("x").shared().note("1").await.unwrap(),
-        other.try_lock("x").shared().note("2").await.unwrap(),
-        other.try_lock("x").shared().note("3").await.unwrap(),
+        one.try_lock("x")
+            .label("k")
+            .shared()
+            .note("1")
+            .await
+            .unwrap(),
+        other
+            .try_lock("x")
+            .label("k")
+            .shared()
+            .note("2")
+            .await
+            .unwrap(),
+        other
+            .try_lock("x")
+            .label("k")
+            .shared()
+            .note("3")
+            .await
+            .unwrap(),
     ];
     let mut readers = holders("x").await;
     readers.sort_unstable();
@@ -166,7 +183,12 @@ async fn inspection_names_all_holders() {
         .collect();
     dead.send(&nodes, 0, Op::Shared(SharedOp::Acquire { ttl: secs(60) }));
     assert_eq!(holders("x").await.len(), 3);
-    let many = (0..40).map(|number| one.try_lock("y").shared().note(number.to_string()));
+    let many = (0..40).map(|number| {
+        one.try_lock("y")
+            .label("k")
+            .shared()
+            .note(number.to_string())
+    });
     let many = many.map(IntoFuture::into_future);
     let _many = futures_util::future::try_join_all(many).await.unwrap();
     assert_eq!(holders("y").await.len(), 16);
@@ -179,6 +201,7 @@ async fn log_of_a_refused_caller_names_the_holder() {
     let [one, other] = labelled(&nodes);
     let _guard = one
         .try_lock(("account", "ann@example.com"))
+        .label("k")
         .note("POST /x")
         .await
         .unwrap();
@@ -188,7 +211,10 @@ async fn log_of_a_refused_caller_names_the_holder() {
         .with_ansi(false)
         .with_writer(move || writer.clone());
     let _subscribed = subscribe(subscriber.finish());
-    let refused = other.try_lock(("account", "ann@example.com")).await;
+    let refused = other
+        .try_lock(("account", "ann@example.com"))
+        .label("k")
+        .await;
     assert!(refused.is_err());
     let text = log.text();
     assert!(text.contains("holder=server-a (POST /x)"), "{text}");

@@ -28,7 +28,7 @@ async fn held_tells_each_kind_of_lock_and_the_longest_first() {
     sleep(secs(1)).await;
     let reader = redlock
         .lock(("doc", 7))
-        .label("list")
+        .label("doc")
         .shared()
         .await
         .unwrap();
@@ -155,7 +155,7 @@ async fn list_selects_plain_keys_and_tuples_by_their_beginning() {
 async fn list_shows_locks_only_and_what_the_nodes_know_of_them() {
     let nodes = ScriptedNodes::new(3);
     let [redlock, other] = processes(&nodes);
-    let once = redlock.once("recorded");
+    let once = redlock.once("recorded").label("list");
     once.run(|_| async { Ok::<_, Infallible>(1) })
         .await
         .unwrap();

@@ -1,3 +1,5 @@
+//! Requests and replies as the headers of the scripts describe them.
+
 use std::time::Duration;
 
 use deadpool_redis::redis::{Cmd, from_redis_value, parse_redis_value};
