@@ -172,7 +172,9 @@ fn request(names: &Arc<[KeyNames]>, op: &Op, number: u8) -> NodeRequest {
 }
 
 fn owner(number: u8) -> Vec<u8> {
-    OwnerToken::from_random([number; 16]).to_value().into_bytes()
+    OwnerToken::from_random([number; 16])
+        .to_value()
+        .into_bytes()
 }
 
 fn op_of(choice: u8, number: u64, rest: &[u8]) -> Op {

@@ -71,11 +71,11 @@ fn vote(op: &Op, is_slot: bool, value: &Value) -> Answer {
     let is_fitting = match &reply {
         Reply::Granted(number) => is_acquire && is_number(*number),
         Reply::At(number) => is_confirm && is_number(*number),
-        Reply::Held { fingerprint, .. } => is_acquire && !(is_shared && fingerprint.is_some()),
+        Reply::Held { .. } => is_acquire,
         Reply::HeldShared { .. } | Reply::Intended => is_alone,
         Reply::HeldSlot { .. } => is_alone && is_slot,
         Reply::Seen(seen) => {
-            let has_holder = seen.holder.is_some() || seen.state == KeyState::Free;
+            let has_holder = seen.mark.is_some() || seen.state == KeyState::Free;
             let fence = seen.fence.unwrap_or_default();
             *op == Op::Inspect && FencingToken::try_from(fence).is_ok() && has_holder
         }
@@ -152,7 +152,12 @@ fn count(op: &Op, votes: &[Answer]) {
             Op::Look => {
                 look.on_look(node, vote);
             }
-            Op::Acquire { .. } | Op::Shared(_) | Op::Fetch | Op::Inspect | Op::Revoke { .. } => {}
+            Op::Acquire { .. }
+            | Op::Shared(_)
+            | Op::Fetch
+            | Op::Inspect
+            | Op::Scan { .. }
+            | Op::Revoke { .. } => {}
         }
     }
 }
