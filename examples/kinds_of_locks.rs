@@ -12,7 +12,7 @@
 //! curl -s localhost:3000/pages/7 & curl -s -X PUT localhost:3000/pages/7
 //! curl -s -X POST -H 'x-tenant: a' localhost:3000/convert
 //! curl -s -X POST localhost:3000/jobs/report
-//! curl -s localhost:3000/admin/locks/3%3Ajob%2C6%3Areport%2C
+//! curl -s localhost:3000/admin/locks/job/report
 //! ```
 //!
 //! Each request takes `TAKES_MS` (default 1000). It listens on `LISTEN` (default `127.0.0.1:3000`). The nodes are the

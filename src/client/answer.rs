@@ -44,11 +44,14 @@ where
         // Without an invitation, such as `lock-lost`, there may have been an effect.
         StatusCode::SERVICE_UNAVAILABLE if is_invited => Verdict::Refused,
         StatusCode::CONFLICT => {
-            if is_problem(headers) {
+            let is_problem = is_problem(headers);
+            // Whatever it is, it may be kept while the request is sent again, and must not keep its connection.
+            if is_invited || is_problem {
                 let body = response.body_mut();
                 poll_fn(|context| body.poll_read(MAX_PROBLEM, context)).await;
             }
-            match code(response.body()).as_deref() {
+            let code = is_problem.then(|| code(response.body())).flatten();
+            match code.as_deref() {
                 Some(IN_PROGRESS) => Verdict::Open,
                 Some("outcome-unknown" | "result-not-kept" | "conflicting-outcomes") => {
                     Verdict::Final

@@ -155,8 +155,10 @@ where
             _ if verdict == Verdict::Refused => return open.unwrap_or(result),
             _ => return result,
         }
-        if verdict == Verdict::Open {
-            open = Some(result);
+        match verdict {
+            Verdict::Open => open = Some(result),
+            // An unread body would keep its connection, and what the server holds until the end of it.
+            Verdict::Refused | Verdict::Final => drop(result),
         }
         sleep(delay).await;
     }

@@ -2,19 +2,21 @@
 
 use std::time::UNIX_EPOCH;
 
-use axum::extract::{Path, State};
+use axum::extract::{FromRequestParts, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use http::StatusCode;
 use http::header::CACHE_CONTROL;
+use http::request::Parts;
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use crate::lock::{GroupHealth, Health, LockError, NodeHealth, Redlock};
 use crate::node::{NodeState, whole_seconds};
 use crate::once::Inspection;
-use crate::protocol::Holder;
 use crate::protocol::message::KeyState;
+use crate::protocol::{Holder, LockKey};
 
 /// Creates a router that answers `GET /` with the [`Health`] of the nodes, for a load balancer or an
 /// orchestrator: 200 while locks can be acquired, else 503; also 503 once [`Redlock::drain`] was called.
@@ -105,10 +107,10 @@ fn node(health: &NodeHealth, group: Option<&str>) -> Value {
 /// | `GET /locks/{key}` | what each node, and a majority, knows of the key; see [`Redlock::inspect`] |
 /// | `DELETE /locks/{key}` | frees the key; see [`Redlock::revoke`] |
 ///
-/// The key is percent-encoded into one segment of the path, as in `/locks/7%3Aaccount%2C1%3A7%2C` for the
-/// [`LockKey`](crate::LockKey) of the tuple `("account", 7)`, whose text is `7:account,1:7,`. A key that is not UTF-8
-/// has no path. The bodies are JSON, and show the addresses of the nodes but no owner values. Caches must not store
-/// them.
+/// The parts of a key are segments of the path, as in `/locks/account/7` for the [`LockKey`](crate::LockKey) of the
+/// tuple `("account", 7)`; one segment is a plain key, or the text of any key, such as `7:account,1:7,`. Segments are
+/// percent-encoded. A key that is not UTF-8 has no path. The bodies are JSON, and show the addresses of the nodes but no
+/// owner values. Caches must not store them.
 ///
 /// ```
 /// use axum::Router;
@@ -131,12 +133,34 @@ fn node(health: &NodeHealth, group: Option<&str>) -> Value {
 /// let app: Router = Router::new().nest("/admin", admin);
 /// ```
 pub fn admin_router<S: Clone + Send + Sync + 'static>(redlock: Redlock) -> Router<S> {
-    let locks = Router::new().route("/locks/{key}", get(inspect).delete(revoke));
+    let locks = Router::new().route("/locks/{*key}", get(inspect).delete(revoke));
     health_router(redlock.clone()).merge(locks.with_state(redlock))
 }
 
-async fn inspect(State(redlock): State<Redlock>, Path(key): Path<String>) -> Response {
-    let inspection = redlock.inspect(key.as_str()).await;
+/// The key that a path names, and its text.
+struct KeyOfPath(LockKey, String);
+
+impl<S: Sync> FromRequestParts<S> for KeyOfPath {
+    type Rejection = StatusCode;
+
+    /// From the path itself: a captured one is decoded, and a slash within a part would be one between two.
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, StatusCode> {
+        let key = parts.uri.path().split_once("/locks/");
+        let segments = key.map_or("", |(_, key)| key).split('/');
+        let decoded = segments.map(|segment| percent_decode_str(segment).decode_utf8());
+        let decoded: Result<Vec<_>, _> = decoded.collect();
+        let decoded = decoded.map_err(|_| StatusCode::BAD_REQUEST)?;
+        let key = match &*decoded {
+            [text] => LockKey::from(&**text),
+            parts => LockKey::from_parts(parts.iter().map(|part| part.as_bytes())),
+        };
+        let text = String::from_utf8_lossy(key.as_bytes()).into_owned();
+        Ok(Self(key, text))
+    }
+}
+
+async fn inspect(State(redlock): State<Redlock>, KeyOfPath(key, text): KeyOfPath) -> Response {
+    let inspection = redlock.inspect(key).await;
     let status = match inspection.state() {
         Some(_) => StatusCode::OK,
         None if inspection.is_of_invalid_key() => StatusCode::BAD_REQUEST,
@@ -144,16 +168,16 @@ async fn inspect(State(redlock): State<Redlock>, Path(key): Path<String>) -> Res
         None => StatusCode::SERVICE_UNAVAILABLE,
     };
     let mut shown = body(&inspection);
-    shown["key"] = json!(key);
+    shown["key"] = json!(text);
     answer(status, &shown)
 }
 
-async fn revoke(State(redlock): State<Redlock>, Path(key): Path<String>) -> Response {
-    match redlock.revoke(key.as_str()).await {
+async fn revoke(State(redlock): State<Redlock>, KeyOfPath(key, text): KeyOfPath) -> Response {
+    match redlock.revoke(key).await {
         Ok(revoked) => {
             let failures = revoked.failures.iter().map(ToString::to_string);
             let body = json!({
-                "key": key,
+                "key": text,
                 "was_held": revoked.was_held(),
                 "nodes_held": revoked.held,
                 "failures": failures.collect::<Vec<_>>(),
@@ -165,7 +189,7 @@ async fn revoke(State(redlock): State<Redlock>, Path(key): Path<String>) -> Resp
                 LockError::Key(_) => StatusCode::BAD_REQUEST,
                 _ => StatusCode::SERVICE_UNAVAILABLE,
             };
-            let body = json!({ "key": key, "error": error.to_string() });
+            let body = json!({ "key": text, "error": error.to_string() });
             answer(status, &body)
         }
     }

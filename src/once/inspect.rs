@@ -215,6 +215,17 @@ impl Inspection {
         recorded.count() >= self.needed
     }
 
+    /// Returns the token of the holder, if the key has one: that which a majority of the nodes remembers that have the key
+    /// locked. An acquisition that fails raises fences elsewhere. The error is that they do not agree.
+    pub(super) fn token_of_holder(&self) -> Result<Option<FencingToken>, ()> {
+        let locked = || self.keys().filter(|key| key.state != KeyState::Free);
+        let agrees = |token: &Option<FencingToken>| {
+            let same = locked().filter(|key| key.fencing_token == *token);
+            same.count() >= self.needed
+        };
+        locked().map(|key| key.fencing_token).find(agrees).ok_or(())
+    }
+
     /// Returns whether no node was asked, because there is no such key.
     #[cfg(feature = "axum")]
     pub(crate) fn is_of_invalid_key(&self) -> bool {

@@ -116,12 +116,15 @@ impl LeaderWatch {
             // Before the look, so that no release behind it is missed.
             released.reset();
             let inspection = inspect(&self.group, &self.key).await;
-            let now = inspection.state().map(|state| {
-                (state != KeyState::Free).then(|| Leader {
+            // A change that no majority shows is none yet.
+            let now = match (inspection.state(), inspection.token_of_holder()) {
+                (Some(KeyState::Free), _) => Some(None),
+                (Some(_), Ok(fencing_token)) => Some(Some(Leader {
                     holder: inspection.holders().into_iter().next(),
-                    fencing_token: inspection.fencing_token(),
-                })
-            });
+                    fencing_token,
+                })),
+                (None, _) | (_, Err(())) => None,
+            };
             if let Some(now) = now
                 && (!self.is_known || now != self.known)
             {

@@ -45,6 +45,8 @@ pub struct ListCursor {
     position: Arc<[u8]>,
     /// The keys that it named last. If its table shrinks, a server names the last ones again.
     named: BTreeSet<LockKey>,
+    /// The keys of the group that too few nodes told about, because one failed. The next node that names them decides.
+    undecided: BTreeSet<LockKey>,
 }
 
 impl Redlock {
@@ -87,8 +89,8 @@ impl Redlock {
     /// # What the list misses
     ///
     /// It is not the state at one moment. A key that stays locked on the same nodes from the first call to the last is
-    /// listed exactly once. Other keys may be missed: a key that is locked or released meanwhile, and one that is locked again
-    /// on other nodes. A key may be listed twice if a node fails meanwhile. A node that is down is skipped while a majority
+    /// listed. Other keys may be missed: a key that is locked or released meanwhile, and one that is locked again
+    /// on other nodes. A key may be listed twice if a node fails, or loses most of its keys, meanwhile. A node that is down is skipped while a majority
     /// is there.
     ///
     /// A key that [moves](crate::RedlockBuilder::moving_to) is listed in each group where it is locked. A key of more than 512
@@ -131,9 +133,16 @@ impl Redlock {
         let new: Vec<&LockKey> = named.difference(&cursor.named).collect();
         for keys in new.chunks(AT_ONCE) {
             for (key, inspection) in keys.iter().zip(inspect_all(group, keys).await) {
-                if is_locked(&inspection)? && !cursor.has_passed(&inspection) {
-                    let key = LockKey::clone(key);
-                    locks.push(ListedLock { key, inspection });
+                let key = LockKey::clone(key);
+                let is_new = cursor.undecided.contains(&key) || !cursor.has_passed(&inspection);
+                let has_failed = inspection.nodes.iter().any(|node| node.outcome.is_err());
+                match is_locked(&inspection)? {
+                    true if is_new => {
+                        cursor.undecided.remove(&key);
+                        locks.push(ListedLock { key, inspection });
+                    }
+                    false if has_failed => drop(cursor.undecided.insert(key)),
+                    _ => {}
                 }
             }
         }

@@ -43,8 +43,8 @@ pub struct AcquireRound {
     acquired: Vec<Acquired>,
     /// Whether readers hold the lock at some node.
     is_shared: bool,
-    /// The holder that more nodes have named than all others together, if there is one, and how many more.
-    named: (Option<Holder>, usize),
+    /// The holders that nodes have named.
+    named: Vec<Holder>,
     /// The highest number in any answer.
     highest: u64,
     /// 0 during `ACQUIRE`, then the number of the current second phase. Answers to the `CONFIRM` of an earlier one are
@@ -108,7 +108,7 @@ pub struct Refusal {
     pub is_split: bool,
     /// Whether readers hold it at some node, so that a caller that waits should keep new ones out.
     pub is_shared: bool,
-    /// Who holds it, as most of the nodes name the holder.
+    /// Who holds it, if more than half of the nodes that refused name the same holder.
     pub holder: Option<Holder>,
     /// The slots that are free at a majority of the nodes that refused this one, one bit for each.
     pub free: u64,
@@ -142,7 +142,7 @@ impl AcquireRound {
             refused: NodeSet::default(),
             acquired: vec![Acquired::Nothing; quorum.nodes()],
             is_shared: false,
-            named: (None, 0),
+            named: Vec::new(),
             highest: 0,
             step: 0,
             target: 0,
@@ -176,7 +176,8 @@ impl AcquireRound {
                 ref shown,
             }) => {
                 let shown = shown.as_ref();
-                self.note_holder(shown.and_then(|shown| shown.holder.as_ref()));
+                self.named
+                    .extend(shown.and_then(|shown| shown.holder.clone()));
                 held(expires_in, None)
             }
             Answer::Replied(Reply::HeldShared { expires_in }) => {
@@ -414,23 +415,21 @@ impl AcquireRound {
             kind,
             is_split: !granted.is_empty(),
             is_shared: self.is_shared,
-            holder: self.named.0.clone(),
+            holder: self.holder().cloned(),
             free: self.free_slots(),
             voted,
             unanswered,
         })
     }
 
-    /// Counts the holder that a node names. Where callers compete, or one has died, nodes name different ones.
-    fn note_holder(&mut self, holder: Option<&Holder>) {
-        let (named, count) = &mut self.named;
-        if named.as_ref() == holder {
-            *count += 1;
-        } else if *count > 0 {
-            *count -= 1;
-        } else {
-            self.named = (holder.cloned(), 1);
-        }
+    /// Returns the holder that more than half of the nodes name that refused. Where callers compete, or one has died, nodes
+    /// name different ones.
+    fn holder(&self) -> Option<&Holder> {
+        let by_most = |holder: &&Holder| {
+            let naming_it = self.named.iter().filter(|named| *named == *holder);
+            2 * naming_it.count() > self.refused.len()
+        };
+        self.named.iter().find(by_most)
     }
 
     /// Returns the slots that a majority of the nodes that named free slots named.

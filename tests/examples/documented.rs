@@ -18,7 +18,7 @@ impl Example {
         let listen = format!("127.0.0.1:{}", free_port());
         let envs = [envs, &[("LISTEN", listen.as_str())]].concat();
         let process = ChildProcess::start(example_path(name), &[], &envs);
-        process.wait_for_line("Ctrl-C stops it.", PATIENCE);
+        process.wait_for_line("Ctrl-C stops it", PATIENCE);
         let address = format!("Listening on http://{listen}");
         assert!(process.stdout().contains(&address), "{}", process.stdout());
         let addr = listen.parse().unwrap();

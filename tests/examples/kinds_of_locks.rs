@@ -78,7 +78,7 @@ async fn commands_of_the_chapter_show_each_kind_of_lock() {
     assert_eq!(timers[0], (200, "wrote the report\n".into()));
     assert_eq!(timers[1], (200, "another server has written it\n".into()));
 
-    let job = "/admin/locks/3%3Ajob%2C6%3Areport%2C";
+    let job = "/admin/locks/job/report";
     let of_operators = [
         ("GET", job),
         ("DELETE", job),

@@ -393,6 +393,19 @@ async fn operators_see_the_health_and_the_state_of_a_key_and_free_it() {
     );
     assert_eq!(held["recorded"], false);
 
+    // The same key by its parts; a slash within a part is none between two.
+    let (_, by_parts) = json(&app, "GET", "/admin/locks/account/7").await;
+    assert_eq!(
+        (&by_parts["state"], &by_parts["key"]),
+        (&"held".into(), &held["key"])
+    );
+    let slash = redlock.try_lock(("a/b", "locks/ü")).await.unwrap();
+    let (_, with_slash) = json(&app, "GET", "/admin/locks/a%2Fb/locks%2F%C3%BC").await;
+    assert_eq!(with_slash["state"], "held");
+    drop(slash);
+    let broken = send(&app, "GET", "/admin/locks/a/%FF").await;
+    assert_eq!(broken.status, StatusCode::BAD_REQUEST);
+
     let (status, freed) = json(&app, "DELETE", target).await;
     assert_eq!(
         (status, &freed["was_held"], &freed["nodes_held"]),

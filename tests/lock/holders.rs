@@ -7,7 +7,7 @@ use support::{Log, ms, secs, subscribe};
 use tokio::time::sleep;
 use tower_redlock::protocol::message::{Op, SharedOp};
 use tower_redlock::protocol::{Holder, Namespace, OwnerToken, Shown};
-use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{BuildError, LockError, LockRequest, OnceError, Redlock};
 use tracing::Level;
 
@@ -101,6 +101,22 @@ async fn holder_of_an_execution_is_heard_and_requests_are_still_told_apart() {
         Ok::<(), ()>(())
     });
     execution.await.unwrap();
+}
+
+/// A refusal that too few nodes have told of names nobody, rather than one that has died.
+#[tokio::test(start_paused = true)]
+async fn a_draw_names_no_holder() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = labelled(&nodes);
+    let mut dead = Foreign::new("k");
+    dead.owner = OwnerToken::showing([1; 16], Shown::new(None, Holder::parse(b"1 dead\t")));
+    dead.acquire(&nodes, 0, secs(60));
+    let _guard = one.try_lock("k").await.unwrap();
+    sleep(ms(1)).await;
+    // The first two answers decide.
+    assert_eq!(heard(other.try_lock("k")).await, "nobody");
+    nodes.set_for(0, OpKind::Acquire, Gate::Slow(ms(5)));
+    assert_eq!(heard(other.try_lock("k")).await, "server-a");
 }
 
 /// Each has asked a node before the other, so each node names another one.

@@ -517,3 +517,19 @@ async fn watch_asks_no_more_often_than_the_poll_interval_and_ends_with_the_servi
     let invalid = builder(&nodes).build().unwrap().leader("").changed().await;
     assert!(matches!(invalid, Err(LockError::Key(_))), "{invalid:?}");
 }
+
+/// A node that has forgotten the lock grants it to each candidate that asks, and is released.
+#[tokio::test(start_paused = true)]
+async fn attempts_of_candidates_are_no_change_of_the_leader() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other, third] = processes(&nodes);
+    let guard = one.lock("k").await.unwrap();
+    nodes.wipe(2);
+    let mut watch = third.leader("k");
+    let leader = watch.changed().await.unwrap().unwrap();
+    assert_eq!(leader.fencing_token, guard.fencing_token());
+    for _ in 0..5 {
+        assert!(other.try_lock("k").await.is_err());
+        assert!(timeout(secs(2), watch.changed()).await.is_err());
+    }
+}

@@ -373,3 +373,24 @@ async fn list_has_a_lock_once_that_a_server_names_several_times() {
     let listed = list_all(&redlock.build().unwrap(), "").await;
     assert_eq!(listed, (0..6).map(LockKey::from).collect::<Vec<_>>());
 }
+
+/// A node that is silent for a moment, while the one before it names a key that the third does not have.
+#[tokio::test(start_paused = true)]
+async fn a_key_is_listed_although_a_node_fails_for_a_moment() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock] = processes(&nodes);
+    nodes.set(2, Gate::Down);
+    let _guard = redlock.lock("k").await.unwrap();
+    nodes.set(2, Gate::Ready);
+    nodes.set_for(1, OpKind::Inspect, Gate::Failing);
+    let first = redlock.list("", ListCursor::default()).await.unwrap();
+    assert!(first.locks.is_empty(), "{first:?}");
+    nodes.set_for(1, OpKind::Inspect, Gate::Ready);
+    let (mut keys, mut cursor) = (Vec::new(), first.next);
+    while let Some(from) = cursor {
+        let page = redlock.list("", from).await.unwrap();
+        keys.extend(page.locks.into_iter().map(|lock| lock.key));
+        cursor = page.next;
+    }
+    assert_eq!(keys, [LockKey::from("k")]);
+}

@@ -1,5 +1,6 @@
 //! Leaders on real servers: three processes, of which one leads, while they are killed, stopped and drained.
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -156,4 +157,43 @@ async fn a_leader_that_was_stopped_is_deposed_and_becomes_a_candidate_again() {
     other.signal(Signal::SIGTERM);
     let again = next_leader(&judge, &second, Duration::from_secs(5)).await;
     assert_eq!(again.as_deref(), Some(first.as_str()));
+}
+
+/// One process that campaigns and watches twice: each has the releases of the key.
+#[tokio::test]
+async fn watches_take_no_wake_up_from_a_caller_that_waits_nor_from_each_other() {
+    let cluster = Cluster::start(3);
+    let process = || {
+        Redlock::builder()
+            .urls(cluster.urls())
+            .restart_guard(RestartGuard::Off)
+            .ttl(Duration::from_secs(60))
+            .node_timeout(Duration::from_millis(500))
+            .poll_interval(Duration::from_secs(60))
+            .build()
+            .unwrap()
+    };
+    let (holder, redlock) = (process(), process());
+    let guard = holder.lock("k").await.unwrap();
+    let waiting = redlock.lock("k").wait(Duration::from_secs(50));
+    let waiting = tokio::spawn(waiting.into_future());
+    sleep(Duration::from_millis(500)).await;
+    let mut watches = [redlock.leader("k"), redlock.leader("k")];
+    let mut first = Vec::new();
+    for watch in &mut watches {
+        first.push(watch.changed().await.unwrap());
+    }
+    assert!(first[0].is_some() && first[0] == first[1], "{first:?}");
+    // Ends one of three subscriptions of the process to the key.
+    drop(redlock.leader("k").changed().await.unwrap());
+    let hearing = watches.map(|mut watch| tokio::spawn(async move { watch.changed().await }));
+    sleep(Duration::from_millis(500)).await;
+    guard.release().await.unwrap();
+    let soon = Duration::from_secs(20);
+    let granted = timeout(soon, waiting).await.expect("it is woken");
+    assert!(granted.unwrap().is_ok());
+    for heard in hearing {
+        let heard = timeout(soon, heard).await.expect("it is woken");
+        assert!(heard.unwrap().unwrap() != first[0]);
+    }
 }

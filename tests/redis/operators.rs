@@ -196,7 +196,7 @@ async fn revoke_is_not_carried_out_after_its_time_by_the_clock_of_the_server() {
         node.call(&["ZADD", "readers", "inf", "one"]);
         for (millis, revoked, is_left) in [(-2_000, -1, 2), (-1, -1, 2), (10_000, 1, 0)] {
             let seen = node.eval(0, &keys, &[]).unwrap();
-            let [.., now, digest] = seen.as_array().unwrap() else {
+            let [.., now, digest, _] = seen.as_array().unwrap() else {
                 panic!("{seen:?}");
             };
             let until = (now.as_int().unwrap() + millis).to_string();

@@ -47,8 +47,8 @@ type ListenerCommand = (Arc<[u8]>, Arc<ReleaseSignal>, Option<usize>);
 
 struct ListenerTask {
     server: Arc<RedisServer>,
-    /// The signal of each lock, with the number of this server.
-    signals: HashMap<Arc<[u8]>, (Arc<ReleaseSignal>, usize)>,
+    /// The signals of each lock, with the number of this server: that of the waiting callers, and those of watches.
+    signals: HashMap<Arc<[u8]>, Vec<(Arc<ReleaseSignal>, usize)>>,
     link: Option<Link>,
     /// The unanswered requests, oldest first: a subscription of this signal to this lock, or another.
     requests: VecDeque<Option<(Arc<[u8]>, Arc<ReleaseSignal>)>>,
@@ -159,11 +159,14 @@ impl ListenerTask {
         for (lock, signal, node) in batch.drain(..) {
             if let Some(node) = node {
                 self.subscribe(&lock, &signal);
-                self.signals.insert(lock, (signal, node));
-            } else if self.has(&lock, &signal) {
-                // A later subscription to the same lock stays.
-                self.send(cmd("UNSUBSCRIBE").arg(&*lock), None);
-                self.signals.remove(&lock);
+                self.signals.entry(lock).or_default().push((signal, node));
+            } else if let Some(signals) = self.signals.get_mut(&lock) {
+                signals.retain(|(other, _)| !Arc::ptr_eq(other, &signal));
+                // Other subscriptions to the same lock stay.
+                if signals.is_empty() {
+                    self.signals.remove(&lock);
+                    self.send(cmd("UNSUBSCRIBE").arg(&*lock), None);
+                }
             }
         }
         if self.link.is_none() {
@@ -189,9 +192,9 @@ impl ListenerTask {
         }
     }
 
-    fn has(&self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>) -> bool {
-        let signals = self.signals.get(lock);
-        signals.is_some_and(|(ours, _)| Arc::ptr_eq(ours, signal))
+    /// Returns the signals of a lock, with the number of this server.
+    fn signals_of(&self, lock: &[u8]) -> impl Iterator<Item = &(Arc<ReleaseSignal>, usize)> {
+        self.signals.get(lock).into_iter().flatten()
     }
 
     async fn on_timer(&mut self) {
@@ -220,8 +223,10 @@ impl ListenerTask {
                 self.link = Some(link);
                 self.requests.clear();
                 self.is_pinged = false;
-                for (lock, (signal, _)) in self.signals.clone() {
-                    self.subscribe(&lock, &signal);
+                for (lock, signals) in self.signals.clone() {
+                    for (signal, _) in signals {
+                        self.subscribe(&lock, &signal);
+                    }
                 }
             }
             Err(why) => self.on_lost(&why),
@@ -230,7 +235,7 @@ impl ListenerTask {
 
     fn on_reply(&mut self, reply: &Value) {
         if let Some((lock, subscribers)) = read_release(reply) {
-            if let Some((signal, node)) = self.signals.get(lock) {
+            for (signal, node) in self.signals_of(lock) {
                 signal.notify(*node, subscribers);
             }
             return;
@@ -246,9 +251,10 @@ impl ListenerTask {
                     "redlock node refuses subscriptions to releases; waiters poll it"
                 );
             }
-            // A later signal of the same lock waits for its own confirmation.
-            (Some(Some((lock, signal))), None) if self.has(&lock, &signal) => {
-                if let Some((_, node)) = self.signals.get(&lock) {
+            (Some(Some((lock, signal))), None) => {
+                // Each signal of the same lock waits for its own confirmation, and may be gone by then.
+                let mut signals = self.signals_of(&lock);
+                if let Some((_, node)) = signals.find(|(ours, _)| Arc::ptr_eq(ours, &signal)) {
                     signal.set_subscribed(*node, true);
                 }
             }
@@ -269,7 +275,7 @@ impl ListenerTask {
     }
 
     fn unsubscribe_all(&self) {
-        for (signal, node) in self.signals.values() {
+        for (signal, node) in self.signals.values().flatten() {
             signal.set_subscribed(*node, false);
         }
     }
@@ -316,7 +322,7 @@ mod tests {
         let signal = ReleaseSignal::new(Quorum::new(1).unwrap());
         let lock = Arc::from(&b"k"[..]);
         task.signals
-            .insert(Arc::clone(&lock), (Arc::clone(&signal), 0));
+            .insert(Arc::clone(&lock), vec![(Arc::clone(&signal), 0)]);
         signal.set_subscribed(0, true);
         let (commands, receiver) = mpsc::unbounded_channel();
         tokio::spawn(task.run(receiver));

@@ -8,9 +8,9 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local holder, readers, number, holders = redis.call('GET', KEYS[1]), -1, nil, {}
 if holder == 'shared' then
-  local later = string.format('(%.0f', now)
-  readers = redis.call('ZCOUNT', KEYS[2], later, '+inf')
-  holders = redis.call('ZRANGEBYSCORE', KEYS[2], later, '+inf', 'LIMIT', 0, 16)
+  readers = redis.call('ZCOUNT', KEYS[2], string.format('(%.0f', now), '+inf')
+  -- Those whose locks have ended have the lowest scores.
+  if readers > 0 then holders = redis.call('ZREVRANGE', KEYS[2], 0, math.min(readers, 16) - 1) end
 elseif holder then
   holders = {holder}
 end
