@@ -282,6 +282,13 @@ async fn labels_are_in_the_value_of_the_lock_and_refused_callers_read_them() {
         let (ours, theirs) = (process("ours").unwrap(), process("theirs").unwrap());
         let keys = if several { vec!["a", "b"] } else { vec!["a"] };
         let guard = ours.lock_all(keys.clone()).note("a note").await.unwrap();
+        // On all nodes: where callers compete, nodes name different holders.
+        for _ in 0..1_000 {
+            if cluster.lock_keys().len() == 3 * keys.len() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let value = cluster.servers[0].command(&["GET", "redlock:{a}"]);
         let value = value.as_str().unwrap();
         let (owner, shown) = value.split_at(32);
