@@ -1,5 +1,7 @@
 //! The layers before a service whose answers are written down.
 
+mod connections;
+
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -574,42 +576,4 @@ async fn key_outlives_tower_retries_inside_and_outside_only_if_the_request_has_i
     let sent = sent.lock();
     let are_same: Vec<bool> = sent.chunks(2).map(|keys| keys[0] == keys[1]).collect();
     assert_eq!(are_same, [true, false, true], "{sent:?}");
-}
-
-/// A body that lives until it is read to its end, or dropped.
-#[tokio::test(start_paused = true)]
-async fn responses_that_are_not_returned_keep_no_connection_while_the_request_waits() {
-    for status in [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE] {
-        let connections = Arc::new(tokio::sync::Semaphore::new(1));
-        let answered = Arc::new(Mutex::new(0));
-        let (free, count) = (Arc::clone(&connections), Arc::clone(&answered));
-        let service = service_fn(move |_: Request<ClientBody<Full<Bytes>>>| {
-            let (free, count) = (Arc::clone(&free), Arc::clone(&count));
-            async move {
-                let connection = free.acquire_owned().await.unwrap();
-                let mut count = count.lock();
-                *count += 1;
-                let frames = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from("x")))]);
-                let frames = frames.chain(stream::poll_fn(move |_| {
-                    let _connection = &connection;
-                    std::task::Poll::Ready(None)
-                }));
-                let mut response = Response::new(StreamBody::new(frames));
-                if *count == 1 {
-                    *response.status_mut() = status;
-                    let soon = HeaderValue::from_static("1");
-                    response.headers_mut().insert(RETRY_AFTER, soon);
-                }
-                Ok::<_, Infallible>(response)
-            }
-        });
-        let layer = RetryLockedLayer::new();
-        let request = Request::put("http://bank.example/").body(Full::from("amount=5"));
-        let response = layer
-            .layer(service)
-            .oneshot(request.unwrap())
-            .await
-            .unwrap();
-        assert_eq!((response.status(), *answered.lock()), (StatusCode::OK, 2));
-    }
 }
