@@ -11,7 +11,7 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use tower_redlock::protocol::lease::Access;
 use tower_redlock::protocol::message::{Command, Op, Reply};
-use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
+use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Shown, Store};
 
 use crate::leases::{Heard, Words, small};
 use crate::requests::{self, names_with_record};
