@@ -6,13 +6,13 @@ use utoipa::IntoResponses;
 use utoipa::openapi::{RefOr, Response};
 
 use crate::extract::locked::{LockResource, Locked};
-use crate::middleware::responses;
+use crate::middleware::RedlockLayer;
 
 /// The refusals for the lock; see those of a [`RedlockLayer`](crate::RedlockLayer).
 ///
 /// Those of `T` itself are not among them. 429 is for a resource with [`slots`](crate::LockOptions::slots).
 impl<T: LockResource> IntoResponses for Locked<T> {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        responses(|status| matches!(status, 400 | 423 | 429 | 500 | 503))
+        <RedlockLayer>::responses()
     }
 }

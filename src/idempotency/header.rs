@@ -3,7 +3,7 @@
 use http::HeaderName;
 use http::request::Parts;
 
-use crate::middleware::idempotency_key::IdempotencyKey;
+use crate::middleware::idempotency_key::{IdempotencyKey, MAX_CHARS};
 use crate::middleware::key::header_key;
 use crate::protocol::KeyError;
 
@@ -32,9 +32,11 @@ pub(super) fn read_key(
         Some(rest) => unquote(rest).ok_or_else(|| malformed("is an unfinished string"))?,
         None => text.to_owned(),
     };
-    key.parse()
-        .map(Some)
-        .map_err(|_| malformed("is not 1 to 255 characters of visible ASCII"))
+    key.parse().map(Some).map_err(|_| {
+        malformed(&format!(
+            "is not 1 to {MAX_CHARS} characters of visible ASCII"
+        ))
+    })
 }
 
 /// Reads a structured-field string behind its first quote.

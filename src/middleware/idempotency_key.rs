@@ -47,4 +47,4 @@ impl fmt::Display for IdempotencyKey {
 }
 
 /// Longest key, in characters.
-const MAX_CHARS: usize = 255;
+pub(crate) const MAX_CHARS: usize = 255;

@@ -54,12 +54,6 @@ impl OwnerToken {
         self.shown.as_ref()
     }
 
-    /// Returns who holds the lock, if the token shows it.
-    #[must_use]
-    pub fn holder(&self) -> Option<&Holder> {
-        self.shown.as_ref()?.holder.as_ref()
-    }
-
     /// Returns the token as the nodes store it: 32 lower-case hexadecimal digits, and 32 more if it
     /// has a fingerprint; then a space and the holder, if it has one.
     ///

@@ -165,27 +165,14 @@ async fn inspection_names_all_holders() {
     assert!(holders("k").await.is_empty());
     let _guard = one.try_lock("k").await.unwrap();
     assert_eq!(holders("k").await, ["server-a"]);
+    let read = async |redlock: &Redlock, note: &str| {
+        let reading = redlock.try_lock("x").label("k").shared();
+        reading.note(note).await.unwrap()
+    };
     let _readers = [
-        one.try_lock("x")
-            .label("k")
-            .shared()
-            .note("1")
-            .await
-            .unwrap(),
-        other
-            .try_lock("x")
-            .label("k")
-            .shared()
-            .note("2")
-            .await
-            .unwrap(),
-        other
-            .try_lock("x")
-            .label("k")
-            .shared()
-            .note("3")
-            .await
-            .unwrap(),
+        read(&one, "1").await,
+        read(&other, "2").await,
+        read(&other, "3").await,
     ];
     let mut readers = holders("x").await;
     readers.sort_unstable();

@@ -187,8 +187,7 @@ impl Store {
         let holders = alone.into_iter().chain(readers);
         holders
             .take(MAX_HOLDERS)
-            .filter_map(OwnerToken::holder)
-            .cloned()
+            .filter_map(|owner| owner.shown()?.holder.clone())
             .collect()
     }
 

@@ -4,9 +4,10 @@
 -- generation. The locks may be one slot of several: then all slots of each key come before the generation.
 -- ARGV: owner, proposal ('' without fencing), ttl ms, fence retention ms, number of locks, number of slots of each
 -- key, and with the restart guard the generation read.
--- Returns the fence if granted, {0, longest pttl, what its holder shows} if another owner holds any of them, {0, longest
--- pttl, 1} if readers do, {2} if a fence is at its maximum, {3} if this server has lost its memory since its generation was read. A slot
--- that is held is answered {0, pttl of the slot that ends first, '1' for each free slot and '0' for the others}.
+-- Returns the fence if granted, {0, longest pttl, what its holder shows} if another owner holds any of them,
+-- {0, longest pttl, 1} if readers do, {2} if a fence is at its maximum, {3} if this server has lost its memory since
+-- its generation was read. A slot that is held is answered {0, pttl of the slot that ends first, '1' for each free
+-- slot and '0' for the others}.
 if ARGV[7] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[7] then return {3} end
 local owner, count, slots = ARGV[1], tonumber(ARGV[5]), tonumber(ARGV[6])
 local held, shared, shown, free = nil, nil, '', {}

@@ -3,8 +3,8 @@
 -- KEYS: the locks, then their readers and then their waiting writers in the same order, then, with the restart guard,
 -- the generation.
 -- ARGV: owner, ttl ms, number of locks, and with the restart guard the generation read.
--- Returns 0 if granted, {0, longest pttl, what its holder shows} if an owner holds any of the locks alone or waits to, {3} if this server has
--- lost its memory since its generation was read.
+-- Returns 0 if granted, {0, longest pttl, what its holder shows} if an owner holds any of the locks alone or waits
+-- to, {3} if this server has lost its memory since its generation was read.
 if ARGV[4] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[4] then return {3} end
 local owner, ttl, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local now, held, shown, holders = milliseconds(), nil, '', {}
