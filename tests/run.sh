@@ -32,7 +32,7 @@ main() {
         beside tests/getting_started.sh
         beside test_workspace --test proofs "$FAULTS"
         test_workspace --no-fail-fast -- --skip "$FAULTS"
-        RUST_TEST_THREADS=2 test_workspace --test page --test tour
+        RUST_TEST_THREADS=2 test_workspace --test operators --test page --test tour
         join
     fi
     say "all tests passed$([ ! -s "$TOWER_REDLOCK_NOT_RUN" ] || echo ", but for those that are named below")"
@@ -126,7 +126,7 @@ provide_curl() {
     fi
 }
 
-# The playground's page is tested in Chromium. Without it those tests say that they did not run.
+# The pages of the playground and of operators are tested in Chromium. Without it those tests say that they did not run.
 provide_browser() {
     command -v "${CHROMEDRIVER:-chromedriver}" >/dev/null && return
     if [ -n "${CHROMEDRIVER:-}" ]; then

@@ -1,20 +1,24 @@
-//! Routers for operators: the health of the nodes, and whether a key is held.
+//! Routers for operators: the health of the nodes, which keys are held and by whom, and the page that shows it.
 
-use std::time::UNIX_EPOCH;
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::time::{Duration, UNIX_EPOCH};
 
-use axum::extract::{FromRequestParts, State};
-use axum::response::{IntoResponse, Response};
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use http::StatusCode;
-use http::header::CACHE_CONTROL;
-use http::request::Parts;
-use percent_encoding::percent_decode_str;
+use futures_util::stream::unfold;
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ORIGIN, VARY};
+use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
-use crate::lock::{GroupHealth, Health, LockError, NodeHealth, Redlock};
-use crate::node::{NodeState, whole_seconds};
-use crate::once::Inspection;
+use crate::extract::key_path::{KeyOfPath, path_of_key, prefix_of_path};
+use crate::lock::{GroupHealth, Health, HeldLock, LockError, NodeHealth, Redlock};
+use crate::node::{NodeState, random_u64, whole_seconds};
+use crate::once::{Inspection, ListCursor, ListedLock};
 use crate::protocol::message::KeyState;
 use crate::protocol::{Holder, LockKey};
 
@@ -103,14 +107,23 @@ fn node(health: &NodeHealth, group: Option<&str>) -> Value {
 ///
 /// | request | response |
 /// |---|---|
-/// | `GET /` | the health of the nodes, as [`health_router`](crate::health_router) |
+/// | `GET /` | the health of the nodes, as [`health_router`](crate::health_router); for a browser, a page that shows all of this |
+/// | `GET /held` | the locks of this process, and the keys that its callers wait for: at most 1,000 of each; see [`Redlock::held`] |
+/// | `GET /locks?prefix={key}` | the locks on the nodes, as lines of JSON; see [`Redlock::list`] |
 /// | `GET /locks/{key}` | what each node, and a majority, knows of the key; see [`Redlock::inspect`] |
 /// | `DELETE /locks/{key}` | frees the key; see [`Redlock::revoke`] |
 ///
 /// The parts of a key are segments of the path, as in `/locks/account/7` for the [`LockKey`](crate::LockKey) of the
 /// tuple `("account", 7)`; one segment is a plain key, or the text of any key, such as `7:account,1:7,`. Segments are
-/// percent-encoded. A key that is not UTF-8 has no path. The bodies are JSON, and show the addresses of the nodes but no
-/// owner values. Caches must not store them.
+/// percent-encoded. The bodies are JSON, and show the addresses of the nodes but no owner values; `path` in them is the
+/// path of a key. Caches must not store them.
+///
+/// A list has a line for each page, with `locks` and `complete`, or with `error` if no majority of the nodes answers. It
+/// goes on as fast as the client reads. The prefix `job` selects every key that begins so, and `job/` the keys whose first
+/// part is `job`.
+///
+/// A request of a browser frees a key only if it has the header `X-Requested-With`, which neither a form nor, without the
+/// permission of the application's CORS rules, a script of another site can send. Otherwise it is answered with 403.
 ///
 /// ```
 /// use axum::Router;
@@ -133,66 +146,142 @@ fn node(health: &NodeHealth, group: Option<&str>) -> Value {
 /// let app: Router = Router::new().nest("/admin", admin);
 /// ```
 pub fn admin_router<S: Clone + Send + Sync + 'static>(redlock: Redlock) -> Router<S> {
-    let locks = Router::new().route("/locks/{*key}", get(inspect).delete(revoke));
-    health_router(redlock.clone()).merge(locks.with_state(redlock))
+    Router::new()
+        .route("/", get(home))
+        .route("/held", get(held))
+        .route("/locks", get(list))
+        .route("/locks/{*key}", get(inspect).delete(revoke))
+        .with_state(redlock)
 }
 
-/// The key that a path names, and its text.
-struct KeyOfPath(LockKey, String);
+async fn home(State(redlock): State<Redlock>, headers: HeaderMap) -> Response {
+    let accepted = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
+    let is_browser = accepted.is_some_and(|accepted| accepted.contains("text/html"));
+    let response = match is_browser {
+        true => page(),
+        false => redlock.health().await.into_response(),
+    };
+    ([(VARY, "accept")], response).into_response()
+}
 
-impl<S: Sync> FromRequestParts<S> for KeyOfPath {
-    type Rejection = StatusCode;
+/// The page, whose script gets all that it shows from the other routes.
+fn page() -> Response {
+    let nonce = format!("{:016x}", random_u64());
+    // Its own style and script, and no other: whatever a key or a label may contain, none of it runs. It cannot be framed,
+    // so that no other site leads the operator's clicks.
+    let policy = format!(
+        "default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    );
+    let page = Html(include_str!("admin.html").replace("{nonce}", &nonce));
+    let headers = [
+        (CACHE_CONTROL, "no-store"),
+        (CONTENT_SECURITY_POLICY, &*policy),
+    ];
+    (headers, page).into_response()
+}
 
-    /// From the path itself: a captured one is decoded, and a slash within a part would be one between two.
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, StatusCode> {
-        let key = parts.uri.path().split_once("/locks/");
-        let segments = key.map_or("", |(_, key)| key).split('/');
-        let decoded = segments.map(|segment| percent_decode_str(segment).decode_utf8());
-        let decoded: Result<Vec<_>, _> = decoded.collect();
-        let decoded = decoded.map_err(|_| StatusCode::BAD_REQUEST)?;
-        let key = match &*decoded {
-            [text] => LockKey::from(&**text),
-            parts => LockKey::from_parts(parts.iter().map(|part| part.as_bytes())),
+async fn held(State(redlock): State<Redlock>) -> Response {
+    let (locks, mut waited) = (redlock.held(), redlock.waited_for());
+    waited.sort_by_key(|(_, callers)| Reverse(*callers));
+    let waited = waited
+        .iter()
+        .take(MOST_SHOWN)
+        .map(|(key, callers)| with(json!({ "callers": callers }), key));
+    let body = json!({
+        "count": locks.len(),
+        "held": locks.iter().take(MOST_SHOWN).map(held_lock).collect::<Vec<_>>(),
+        "waited_for": waited.collect::<Vec<_>>(),
+    });
+    answer(StatusCode::OK, &body)
+}
+
+fn held_lock(lock: &HeldLock) -> Value {
+    let keys = lock.keys.as_slice().iter();
+    json!({
+        "keys": keys.map(|key| with(json!({}), key)).collect::<Vec<_>>(),
+        "shared": lock.is_shared,
+        "slot": lock.slot,
+        "fencing_token": lock.fencing_token.map(|token| token.as_u64()),
+        "held_ms": millis(lock.held_for),
+        "valid_ms": millis(lock.valid_for),
+        "resource": lock.resource,
+        "holders": lock.holder.iter().map(holder).collect::<Vec<_>>(),
+    })
+}
+
+/// Answers with a line for each page. The next page is asked for when the client has taken the last one.
+async fn list(
+    State(redlock): State<Redlock>,
+    Query(query): Query<HashMap<String, String>>,
+) -> Response {
+    let prefix = prefix_of_path(query.get("prefix").map_or("", String::as_str));
+    let first = Some((redlock, prefix, ListCursor::default()));
+    let lines = unfold(first, async |at| {
+        let (redlock, prefix, cursor) = at?;
+        let (line, next) = match redlock.list(&prefix, cursor).await {
+            Ok(page) => {
+                let locks: Vec<_> = page.locks.iter().map(listed).collect();
+                let line = json!({ "locks": locks, "complete": page.next.is_none() });
+                (line, page.next)
+            }
+            Err(error) => (json!({ "error": error.to_string() }), None),
         };
-        let text = String::from_utf8_lossy(key.as_bytes()).into_owned();
-        Ok(Self(key, text))
-    }
+        let next = next.map(|cursor| (redlock, prefix, cursor));
+        Some((Ok::<_, Infallible>(format!("{line}\n")), next))
+    });
+    let headers = [
+        (CACHE_CONTROL, "no-store"),
+        (CONTENT_TYPE, "application/x-ndjson"),
+    ];
+    (headers, Body::from_stream(lines)).into_response()
 }
 
-async fn inspect(State(redlock): State<Redlock>, KeyOfPath(key, text): KeyOfPath) -> Response {
-    let inspection = redlock.inspect(key).await;
+fn listed(lock: &ListedLock) -> Value {
+    with(known(&lock.inspection), &lock.key)
+}
+
+async fn inspect(State(redlock): State<Redlock>, KeyOfPath(key): KeyOfPath) -> Response {
+    let inspection = redlock.inspect(&key).await;
     let status = match inspection.state() {
         Some(_) => StatusCode::OK,
         None if inspection.is_of_invalid_key() => StatusCode::BAD_REQUEST,
         // No majority agrees, for whatever reason.
         None => StatusCode::SERVICE_UNAVAILABLE,
     };
-    let mut shown = body(&inspection);
-    shown["key"] = json!(text);
-    answer(status, &shown)
+    answer(status, &with(body(&inspection), &key))
 }
 
-async fn revoke(State(redlock): State<Redlock>, KeyOfPath(key, text): KeyOfPath) -> Response {
-    match redlock.revoke(key).await {
+async fn revoke(
+    State(redlock): State<Redlock>,
+    KeyOfPath(key): KeyOfPath,
+    headers: HeaderMap,
+) -> Response {
+    // Browsers send one of the first two with each request that changes something, and let no script change them.
+    let is_of_browser = headers.contains_key(ORIGIN) || headers.contains_key("sec-fetch-site");
+    if is_of_browser && !headers.contains_key("x-requested-with") {
+        let why = "a request of a browser must have the header X-Requested-With, so that it is of no other site";
+        return answer(StatusCode::FORBIDDEN, &with(json!({ "error": why }), &key));
+    }
+    let (status, body) = match redlock.revoke(&key).await {
         Ok(revoked) => {
             let failures = revoked.failures.iter().map(ToString::to_string);
             let body = json!({
-                "key": text,
                 "was_held": revoked.was_held(),
                 "nodes_held": revoked.held,
                 "failures": failures.collect::<Vec<_>>(),
             });
-            answer(StatusCode::OK, &body)
+            (StatusCode::OK, body)
         }
         Err(error) => {
             let status = match error {
                 LockError::Key(_) => StatusCode::BAD_REQUEST,
                 _ => StatusCode::SERVICE_UNAVAILABLE,
             };
-            let body = json!({ "key": text, "error": error.to_string() });
-            answer(status, &body)
+            (status, json!({ "error": error.to_string() }))
         }
-    }
+    };
+    answer(status, &with(body, &key))
 }
 
 fn body(inspection: &Inspection) -> Value {
@@ -210,16 +299,29 @@ fn body(inspection: &Inspection) -> Value {
             "error": failure.to_string(),
         }),
     });
-    let mut body = state(inspection.state());
-    body["group"] = json!(&*inspection.group);
-    body["fencing_token"] = json!(inspection.fencing_token().map(|token| token.as_u64()));
-    body["recorded"] = json!(inspection.is_recorded());
-    body["holders"] = inspection.holders().iter().map(holder).collect();
+    let mut body = known(inspection);
     body["needed"] = json!(inspection.needed);
     body["nodes"] = nodes.collect();
     if let Some(next) = &inspection.next {
         body["next"] = self::body(next);
     }
+    body
+}
+
+/// What a majority knows.
+fn known(inspection: &Inspection) -> Value {
+    let mut known = state(inspection.state());
+    known["group"] = json!(&*inspection.group);
+    known["fencing_token"] = json!(inspection.fencing_token().map(|token| token.as_u64()));
+    known["recorded"] = json!(inspection.is_recorded());
+    known["holders"] = inspection.holders().iter().map(holder).collect();
+    known
+}
+
+/// Adds a key to what is known of it.
+fn with(mut body: Value, key: &LockKey) -> Value {
+    body["key"] = json!(String::from_utf8_lossy(key.as_bytes()));
+    body["path"] = json!(path_of_key(key));
     body
 }
 
@@ -230,27 +332,29 @@ fn holder(holder: &Holder) -> Value {
 }
 
 fn state(state: Option<KeyState>) -> Value {
-    let millis = |left: Option<std::time::Duration>| {
-        left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
-    };
     match state {
         Some(KeyState::Free) => json!({ "state": "free" }),
-        Some(KeyState::Held { left }) => json!({ "state": "held", "left_ms": millis(left) }),
+        Some(KeyState::Held { left }) => json!({ "state": "held", "left_ms": left.map(millis) }),
         Some(KeyState::Shared { readers, left }) => {
-            json!({ "state": "shared", "readers": readers, "left_ms": millis(left) })
+            json!({ "state": "shared", "readers": readers, "left_ms": left.map(millis) })
         }
         None => json!({ "state": "unknown" }),
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn answer(status: StatusCode, body: &Value) -> Response {
     (status, [(CACHE_CONTROL, "no-store")], Json(body)).into_response()
 }
 
+/// How many locks of this process, and keys that its callers wait for, a response has at most.
+const MOST_SHOWN: usize = 1_000;
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod admin;
 mod handle;
+mod key_path;
 mod locked;
 #[cfg(feature = "utoipa")]
 mod openapi;

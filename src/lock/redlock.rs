@@ -187,6 +187,13 @@ impl Redlock {
         self.0.registry.held()
     }
 
+    /// Returns the keys that callers of this process wait for, each with their number.
+    #[cfg(feature = "axum")]
+    pub(crate) fn waited_for(&self) -> Vec<(LockKey, usize)> {
+        let groups = self.0.layout.groups().iter();
+        groups.flat_map(|group| group.queue.waited_for()).collect()
+    }
+
     /// Drains the service for a graceful shutdown, and waits until all held locks are released.
     ///
     /// New requests and waiting callers are refused with [`LockError::Closed`](crate::LockError::Closed). At the

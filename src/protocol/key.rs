@@ -111,7 +111,7 @@ impl LockKey {
 
     /// Returns whether the key begins with these bytes, or the first part of its tuple does, or the first part of that.
     pub(crate) fn begins_with(&self, bytes: &[u8]) -> bool {
-        let mut keys = successors(Some(self.as_bytes()), |key| first_part(key));
+        let mut keys = successors(Some(self.as_bytes()), |key| Some(split_part(key)?.0));
         keys.any(|key| key.starts_with(bytes))
     }
 
@@ -421,12 +421,12 @@ fn kind_len(part: &[u8]) -> Option<NonZeroU8> {
     (len.get() <= LONGEST_KIND && part.iter().all(is_word)).then_some(len)
 }
 
-/// Returns the first part of the encoding of a tuple.
-fn first_part(encoded: &[u8]) -> Option<&[u8]> {
+/// Returns the first part of the encoding of a tuple, and the others.
+pub(crate) fn split_part(encoded: &[u8]) -> Option<(&[u8], &[u8])> {
     let colon = encoded.iter().position(|byte| *byte == b':')?;
     let len = str::from_utf8(&encoded[..colon]).ok()?.parse().ok()?;
     let (part, rest) = encoded[colon + 1..].split_at_checked(len)?;
-    rest.starts_with(b",").then_some(part)
+    Some((part, rest.strip_prefix(b",")?))
 }
 
 fn push_part(encoded: &mut Vec<u8>, part: &[u8]) {

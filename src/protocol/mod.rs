@@ -182,6 +182,8 @@ pub mod validity;
 pub use holder::Holder;
 pub(crate) use holder::{is_shown, shown};
 pub(crate) use key::Few;
+#[cfg(feature = "axum")]
+pub(crate) use key::split_part;
 pub use key::{KeyError, LockKey, LockKeys};
 pub use names::{
     IntentName, KeyNames, MAX_CLEAR_KEY, Namespace, RecordNames, SharedNames, SlotNames,

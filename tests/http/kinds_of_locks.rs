@@ -1,21 +1,17 @@
-//! Layers whose locks several requests hold: readers, and up to n requests at a time. The router for operators.
+//! Layers whose locks several requests hold: readers, and up to n requests at a time.
 
-use std::convert::Infallible;
-
+use axum::Router;
 use axum::body::Body;
 use axum::extract::Path;
-use axum::middleware::{Next, from_fn};
-use axum::response::IntoResponse;
 use axum::routing::{any, get};
-use axum::{Extension, Router};
 use http::{HeaderValue, Method, Request, StatusCode};
 use serde::Deserialize;
 use support::{Answer, Log, ms, redlock, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    FencingToken, LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, NodeGroup,
-    Redlock, RedlockLayer, Rejection, admin_router, key,
+    FencingToken, LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, Redlock,
+    RedlockLayer, Rejection, key,
 };
 
 use crate::shop::until_free;
@@ -357,183 +353,6 @@ async fn a_reader_has_no_token_and_the_log_says_why() {
     assert!(log.contains("reader"), "{log}");
 }
 
-fn admin(redlock: &Redlock) -> Router {
-    Router::new().nest("/admin", admin_router(redlock.clone()))
-}
-
-async fn json(app: &Router, method: &str, target: &str) -> (u16, serde_json::Value) {
-    let answer = send(app, method, target).await;
-    assert_eq!(answer.headers["cache-control"], "no-store", "{target}");
-    let body = serde_json::from_slice(&answer.body).unwrap();
-    (answer.status.as_u16(), body)
-}
-
-#[tokio::test(start_paused = true)]
-async fn operators_see_the_health_and_the_state_of_a_key_and_free_it() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let app = admin(&redlock);
-    let (status, health) = json(&app, "GET", "/admin").await;
-    assert_eq!((status, &health["status"]), (200, &"ready".into()));
-
-    let (status, free) = json(&app, "GET", "/admin/locks/report").await;
-    assert_eq!((status, &free["state"]), (200, &"free".into()));
-    assert_eq!(free["nodes"].as_array().unwrap().len(), 3);
-    assert!(free["fencing_token"].is_null());
-
-    let guard = redlock.try_lock(("account", 7)).await.unwrap();
-    let target = "/admin/locks/7%3Aaccount%2C1%3A7%2C";
-    let (status, held) = json(&app, "GET", target).await;
-    assert_eq!((status, &held["state"]), (200, &"held".into()));
-    assert_eq!(held["key"], "7:account,1:7,");
-    assert_eq!(held["left_ms"], 10_000);
-    assert_eq!(
-        held["fencing_token"],
-        guard.fencing_token().unwrap().as_u64()
-    );
-    assert_eq!(held["recorded"], false);
-
-    // The same key by its parts; a slash within a part is none between two.
-    let (_, by_parts) = json(&app, "GET", "/admin/locks/account/7").await;
-    assert_eq!(
-        (&by_parts["state"], &by_parts["key"]),
-        (&"held".into(), &held["key"])
-    );
-    let slash = redlock.try_lock(("a/b", "locks/ü")).await.unwrap();
-    let (_, with_slash) = json(&app, "GET", "/admin/locks/a%2Fb/locks%2F%C3%BC").await;
-    assert_eq!(with_slash["state"], "held");
-    drop(slash);
-    let broken = send(&app, "GET", "/admin/locks/a/%FF").await;
-    assert_eq!(broken.status, StatusCode::BAD_REQUEST);
-
-    let (status, freed) = json(&app, "DELETE", target).await;
-    assert_eq!(
-        (status, &freed["was_held"], &freed["nodes_held"]),
-        (200, &true.into(), &3.into())
-    );
-    assert!(!guard.is_valid());
-    let reader = redlock.try_lock(("account", 7)).shared().await.unwrap();
-    let (_, shared) = json(&app, "GET", target).await;
-    assert_eq!(
-        (&shared["state"], &shared["readers"]),
-        (&"shared".into(), &1.into())
-    );
-    nodes.set(0, Gate::Failing);
-    let (_, freed) = json(&app, "DELETE", target).await;
-    let failures = freed["failures"].as_array().unwrap();
-    assert_eq!((&freed["nodes_held"], failures.len()), (&2.into(), 1));
-    assert!(failures[0].as_str().unwrap().contains("embedded-0"));
-
-    nodes.set(1, Gate::Failing);
-    let (status, unknown) = json(&app, "GET", target).await;
-    assert_eq!((status, &unknown["state"]), (503, &"unknown".into()));
-    assert_eq!(unknown["nodes"][0]["state"], "unknown");
-    assert!(
-        unknown["nodes"][0]["error"]
-            .as_str()
-            .unwrap()
-            .contains("embedded-0")
-    );
-    let (status, failed) = json(&app, "DELETE", target).await;
-    assert_eq!(status, 503);
-    assert!(failed["error"].as_str().unwrap().contains("embedded-0"));
-    let other = send(&app, "POST", target).await;
-    assert_eq!(other.status, StatusCode::METHOD_NOT_ALLOWED);
-    drop((guard, reader));
-}
-
-#[tokio::test(start_paused = true)]
-async fn operators_see_what_each_node_knows_and_what_a_majority_does() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let once = redlock.once("report");
-    once.run(async |_| Ok::<_, Infallible>(())).await.unwrap();
-    (0..2).for_each(|node| nodes.wipe(node));
-    let mut readers = Vec::new();
-    for down in 0..2 {
-        nodes.set(down, Gate::Failing);
-        readers.push(redlock.try_lock("report").shared().await.unwrap());
-        nodes.set(down, Gate::Ready);
-    }
-    let (status, shown) = json(&admin(&redlock), "GET", "/admin/locks/report").await;
-    assert_eq!((status, &shown["state"]), (200, &"shared".into()));
-    assert_eq!(
-        (&shown["readers"], &shown["recorded"]),
-        (&2.into(), &false.into())
-    );
-    assert_eq!((&shown["needed"], shown.get("next")), (&2.into(), None));
-    let known = shown["nodes"].as_array().unwrap();
-    let readers = known.iter().map(|node| node["readers"].as_u64().unwrap());
-    assert_eq!(readers.collect::<Vec<_>>(), [1, 1, 2]);
-    let recorded = known.iter().map(|node| node["recorded"].as_bool().unwrap());
-    assert_eq!(recorded.collect::<Vec<_>>(), [false, false, true]);
-    // Readers have no token: it is that of the execution.
-    assert!(known[0]["fencing_token"].is_null() && known[2]["fencing_token"].is_u64());
-    assert_eq!(shown["fencing_token"], known[2]["fencing_token"]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn operators_see_a_key_that_moves_in_both_of_its_groups() {
-    let [old, new] = [(); 2].map(|()| ScriptedNodes::new(3));
-    let group = |name, nodes| NodeGroup::new().name(name).scripted(nodes);
-    let builder = Redlock::builder().node_group(group("old", &old));
-    let builder = builder.moving_to([group("new", &new)]);
-    let redlock = builder.build().unwrap();
-    let _guard = redlock.try_lock("k").await.unwrap();
-    for (wiped, state) in [(None, "held"), (Some(0), "held"), (Some(1), "free")] {
-        wiped.into_iter().for_each(|node| new.wipe(node));
-        let (status, shown) = json(&admin(&redlock), "GET", "/admin/locks/k").await;
-        assert_eq!((status, &shown["state"]), (200, &"held".into()));
-        let next = &shown["next"];
-        assert_eq!(
-            (&shown["group"], &next["group"]),
-            (&"old".into(), &"new".into())
-        );
-        assert_eq!(next["state"], state);
-        assert_eq!(next["nodes"].as_array().unwrap().len(), 3);
-        assert_eq!(next.get("next"), None);
-    }
-}
-
-/// The application's authentication goes around the router.
-#[tokio::test(start_paused = true)]
-async fn a_layer_around_the_router_of_operators_guards_all_of_it() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let for_operators =
-        from_fn(async |request: axum::extract::Request, next: Next| {
-            match request.headers().contains_key("authorization") {
-                true => next.run(request).await,
-                false => StatusCode::UNAUTHORIZED.into_response(),
-            }
-        });
-    let guarded = admin(&redlock).layer(Extension(())).layer(for_operators);
-    let guard = redlock.try_lock("k").await.unwrap();
-    let targets = [
-        ("GET", "/admin"),
-        ("GET", "/admin/locks/k"),
-        ("DELETE", "/admin/locks/k"),
-    ];
-    for (method, target) in targets {
-        let refused = send(&guarded, method, target).await;
-        assert_eq!(
-            refused.status,
-            StatusCode::UNAUTHORIZED,
-            "{method} {target}"
-        );
-    }
-    let asked = [OpKind::Ping, OpKind::Inspect, OpKind::Revoke].map(|kind| nodes.sent(0, kind));
-    assert_eq!((asked, guard.is_valid()), ([0; 3], true));
-    for (method, target) in targets {
-        let mut request = request(method, target);
-        let secret = HeaderValue::from_static("Bearer secret");
-        request.headers_mut().insert("authorization", secret);
-        let answer = Answer::to(&guarded, request).await;
-        assert_eq!(answer.status, StatusCode::OK, "{method} {target}");
-    }
-    assert!(!guard.is_valid());
-}
-
 #[tokio::test(start_paused = true)]
 async fn slots_and_readers_in_one_layer_are_misconfigured() {
     let nodes = ScriptedNodes::new(3);
@@ -547,20 +366,6 @@ async fn slots_and_readers_in_one_layer_are_misconfigured() {
         );
     }
     assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn operators_are_told_of_a_key_that_cannot_be() {
-    let redlock = Redlock::builder()
-        .scripted(&ScriptedNodes::new(3))
-        .namespace("")
-        .build()
-        .unwrap();
-    let app = admin(&redlock);
-    for method in ["GET", "DELETE"] {
-        let (status, body) = json(&app, method, "/admin/locks/redlock:fence:x").await;
-        assert_eq!(status, 400, "{body}");
-    }
 }
 
 /// For requests of a shared method too.

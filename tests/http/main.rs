@@ -20,6 +20,7 @@ mod many_requests;
 mod nested_groups;
 mod on_lost;
 mod openapi;
+mod operators;
 mod rejections;
 mod request_bodies;
 mod request_options;

@@ -97,6 +97,16 @@ impl LocalQueue {
         found
     }
 
+    /// Returns the keys that callers of this process wait for, each with their number.
+    #[cfg(feature = "axum")]
+    pub(crate) fn waited_for(&self) -> Vec<(LockKey, usize)> {
+        let places = self.places.lock();
+        let waited = places
+            .values()
+            .map(|(_, place)| (place.key.0.clone(), place.waiters()));
+        waited.filter(|(_, callers)| *callers > 0).collect()
+    }
+
     /// Returns whether no key is held, requested or waited for.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {

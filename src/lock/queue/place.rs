@@ -173,6 +173,14 @@ impl Place {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
+    /// Returns how many callers wait: for the permit, or for holders of which the nodes have told.
+    #[cfg(feature = "axum")]
+    pub(super) fn waiters(&self) -> usize {
+        let callers = self.callers.lock();
+        let refused = |one: &&Admitted| matches!(one.stage, CallerStage::Refused { .. });
+        self.waiting.load(Ordering::Relaxed) + callers.admitted.iter().filter(refused).count()
+    }
+
     /// Returns whether another caller waits for the permit, beside this one, which waits.
     pub(crate) fn has_other_waiters(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 1

@@ -35,7 +35,7 @@ impl Chromedriver {
         let Some((process, line)) =
             Process::start(command.arg("--port=0"), "successfully on port ")
         else {
-            not_run("the playground in a browser, because chromedriver is missing");
+            not_run("the pages in a browser, because chromedriver is missing");
             return None;
         };
         let port = line
@@ -58,7 +58,7 @@ impl Chromedriver {
             Err(NewSessionError::SessionNotCreated(error)) => {
                 let why = error.to_string();
                 not_run(&format!(
-                    "the playground in a browser, because chromium does not start: {why}"
+                    "the pages in a browser, because chromium does not start: {why}"
                 ));
                 return None;
             }

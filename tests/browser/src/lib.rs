@@ -1,4 +1,4 @@
-//! Drives the page of `examples/playground` in a headless Chromium, by WebDriver.
+//! Drives the page of `examples/playground`, and that of operators, in a headless Chromium, by WebDriver.
 
 #![allow(
     missing_docs,
@@ -16,3 +16,4 @@ mod process;
 
 pub use page::{Page, Scheme, Size};
 pub use picture::small_png;
+pub use playground::Playground;

@@ -42,14 +42,14 @@ impl Size {
     };
 }
 
-/// A playground of its own, shown by a browser of its own.
+/// A page that is shown by a browser of its own.
 #[derive(Debug)]
 pub struct Page {
     // Dropped in this order: the browser is closed before its page is gone.
     client: Client,
     _driver: Chromedriver,
-    playground: Playground,
-    arguments: Vec<&'static str>,
+    url: String,
+    playground: Option<Playground>,
 }
 
 impl Page {
@@ -63,6 +63,15 @@ impl Page {
 
     /// Like [`Page::open`], before the page is loaded.
     pub async fn blank(arguments: &[&'static str]) -> Option<Self> {
+        let mut page = Self::of(String::new()).await?;
+        let playground = Playground::start(arguments, "127.0.0.1:0");
+        page.url = format!("{}/", playground.url());
+        page.playground = Some(playground);
+        Some(page)
+    }
+
+    /// Opens a browser for the page with this URL, before the page is loaded; `None` where there is no browser.
+    pub async fn of(url: String) -> Option<Self> {
         let (driver, client) = Chromedriver::start().await?;
         // Instead of the browser's own first page.
         let blank = client.goto("about:blank").await;
@@ -70,21 +79,25 @@ impl Page {
         Some(Self {
             client,
             _driver: driver,
-            playground: Playground::start(arguments, "127.0.0.1:0"),
-            arguments: arguments.to_vec(),
+            url,
+            playground: None,
         })
     }
 
-    /// Loads the page and waits until it shows the first state and the tour.
-    pub async fn visit(&self) {
-        let loaded = self.client.goto(&self.origin()).await;
+    pub async fn load(&self) {
+        let loaded = self.client.goto(&self.url).await;
         loaded.expect("the page is loaded");
+    }
+
+    /// Loads the playground and waits until it shows the first state and the tour.
+    pub async fn visit(&self) {
+        self.load().await;
         self.wait_for("the first state", LIVE).await;
     }
 
     /// Where the page comes from.
-    pub fn origin(&self) -> String {
-        format!("{}/", self.playground.url())
+    pub fn url(&self) -> &str {
+        &self.url
     }
 
     /// Emulates a window, the system's colours, and the wish for less motion.
@@ -145,11 +158,16 @@ impl Page {
 
     /// Presses Tab until the element has the focus, and then the space bar.
     pub async fn press_by_keyboard(&self, selector: &str) {
+        self.tab_to(selector).await;
+        self.type_keys(" ").await;
+    }
+
+    /// Presses Tab until the element has the focus.
+    pub async fn tab_to(&self, selector: &str) {
         let has_focus = format!("return document.activeElement.matches('{selector}')");
         let tab = char::from(Key::Tab).to_string();
         for _ in 0..MOST_TABS {
             if self.run(&has_focus).await == Value::Bool(true) {
-                self.type_keys(" ").await;
                 return;
             }
             self.type_keys(&tab).await;
@@ -157,7 +175,8 @@ impl Page {
         panic!("{selector} does not get the focus by {MOST_TABS} presses of Tab");
     }
 
-    async fn type_keys(&self, keys: &str) {
+    /// Types into the element that has the focus.
+    pub async fn type_keys(&self, keys: &str) {
         let active = self
             .client
             .active_element()
@@ -196,14 +215,21 @@ impl Page {
         entries.as_array().expect("a log is a list").clone()
     }
 
-    /// Ends the playground under the page.
-    pub fn end_playground(&mut self) {
-        self.playground.end();
+    /// Returns the playground under the page.
+    pub fn playground(&mut self) -> &mut Playground {
+        self.playground.as_mut().expect("it is the page of one")
     }
 
-    /// Starts the playground again at its old address.
-    pub fn restart_playground(&mut self) {
-        self.playground.restart(&self.arguments);
+    /// Checks that nothing stands out of the window.
+    pub async fn check_width(&self) {
+        assert_eq!(self.run(OUTSIDE).await, json!([]));
+    }
+
+    /// Checks the contrast of all texts, and returns their number.
+    pub async fn check_contrast(&self) -> u64 {
+        let checked = self.run(CONTRAST).await;
+        assert_eq!(checked["below"], json!([]));
+        checked["checked"].as_u64().expect("it is a number")
     }
 
     /// Returns a picture of the whole page as a PNG.
@@ -242,3 +268,51 @@ const LIVE: &str = "document.body.dataset.connection === 'live' && document.body
      && document.querySelectorAll('#tour > li').length === 8";
 
 const MOST_TABS: usize = 120;
+
+/// Elements that stand out of the window.
+const OUTSIDE: &str = "
+const { scrollWidth } = document.documentElement;
+if (scrollWidth > innerWidth) return [`the page is ${scrollWidth} wide`];
+return [...document.querySelectorAll('body *')]
+    .filter(e => e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 0.5)
+    .filter(e => !e.closest('svg') && !e.closest('.unseen'))
+    .map(e => e.outerHTML.slice(0, 120));
+";
+
+/// The contrast of each text with what is behind it: WCAG's formula, at least 4.5.
+const CONTRAST: &str = "
+const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+const rgba = colour => {
+    paint.clearRect(0, 0, 1, 1);
+    paint.fillStyle = colour;
+    paint.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = paint.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+};
+const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+const backdrop = e => {
+    const layers = [];
+    for (let at = e; at; at = at.parentElement) layers.unshift(rgba(getComputedStyle(at).backgroundColor));
+    return layers.reduce((below, top) => over(top, below), [255, 255, 255, 1]);
+};
+const opacity = e => { let all = 1; for (let at = e; at; at = at.parentElement) all *= getComputedStyle(at).opacity; return all; };
+const light = colour => {
+    const [r, g, b] = colour.map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const below = [];
+let checked = 0;
+for (const e of document.querySelectorAll('body *')) {
+    const text = [...e.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join('');
+    if (!text || !e.getClientRects().length || e.closest('.unseen, script, noscript, title')) continue;
+    const style = getComputedStyle(e);
+    const behind = backdrop(e);
+    const ink = rgba(e.ownerSVGElement ? style.fill : style.color);
+    ink[3] *= opacity(e);
+    const [one, other] = [light(over(ink, behind)), light(behind)].sort((a, b) => b - a);
+    const ratio = (one + 0.05) / (other + 0.05);
+    checked += 1;
+    if (ratio < 4.5) below.push(`${ratio.toFixed(2)} ${text.slice(0, 40)} <${e.className.baseVal ?? e.className}>`);
+}
+return { checked, below };
+";

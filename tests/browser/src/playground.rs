@@ -8,13 +8,14 @@ use crate::process::Process;
 
 /// A running playground.
 #[derive(Debug)]
-pub(crate) struct Playground {
+pub struct Playground {
     process: Process,
     url: String,
+    arguments: Vec<&'static str>,
 }
 
 impl Playground {
-    pub(crate) fn start(arguments: &[&str], listen: &str) -> Self {
+    pub(crate) fn start(arguments: &[&'static str], listen: &str) -> Self {
         let program = program();
         let mut command = Command::new(&program);
         command.args(arguments).env("LISTEN", listen);
@@ -27,7 +28,12 @@ impl Playground {
             .expect("the line has a URL")
             .trim_end_matches('/')
             .to_owned();
-        Self { process, url }
+        let arguments = arguments.to_vec();
+        Self {
+            process,
+            url,
+            arguments,
+        }
     }
 
     /// The page's URL, without a slash at the end.
@@ -36,13 +42,14 @@ impl Playground {
     }
 
     /// Ends the playground and starts it again at the same address.
-    pub(crate) fn restart(&mut self, arguments: &[&str]) {
-        self.process.end();
+    pub fn restart(&mut self) {
+        self.end();
         let listen = self.url.trim_start_matches("http://").to_owned();
-        *self = Self::start(arguments, &listen);
+        *self = Self::start(&self.arguments, &listen);
     }
 
-    pub(crate) fn end(&mut self) {
+    /// Ends the playground under the page.
+    pub fn end(&mut self) {
         self.process.end();
     }
 }

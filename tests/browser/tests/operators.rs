@@ -1,0 +1,366 @@
+//! The page of `admin_router`, as operators use it.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn};
+use browser::{Page, Scheme, Size};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::time::Duration;
+use tower_redlock::test_util::{Gate, ScriptedNodes};
+use tower_redlock::{LockGuard, LockKey, Redlock, admin_router};
+
+/// Serves an application and returns its address.
+async fn serve(app: Router) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    format!("http://{addr}")
+}
+
+/// Opens the page of a service, nested at `/admin`.
+async fn open(redlock: &Redlock) -> Option<Page> {
+    let app = Router::new().nest("/admin", admin_router(redlock.clone()));
+    let page = Page::of(format!("{}/admin", serve(app).await)).await?;
+    page.emulate(Size::DESKTOP, Scheme::Light, true).await;
+    page.load().await;
+    page.wait_for("the nodes", "document.querySelector('#nodes td')")
+        .await;
+    Some(page)
+}
+
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    let builder = Redlock::builder().scripted(nodes).holder("server A");
+    builder.ttl(Duration::from_secs(600)).build().unwrap()
+}
+
+/// Sets the text of a field as a person who pastes it does.
+async fn paste(page: &Page, field: &str, text: &str) {
+    let text = json!(text);
+    page.run(&format!(
+        "const field = document.querySelector('{field}'); field.value = {text}; \
+         field.dispatchEvent(new Event('input', {{ bubbles: true }}))"
+    ))
+    .await;
+}
+
+async fn search(page: &Page, prefix: &str, found: &str) {
+    paste(page, "#prefix", prefix).await;
+    page.click("#search button:not([type=button])").await;
+    page.wait_for(
+        found,
+        &format!("document.querySelector('#found').textContent === '{found}'"),
+    )
+    .await;
+}
+
+const NONE: [String; 0] = [];
+
+/// Keys that try to be more than a text, each with what the page shows of it.
+fn hostile_keys() -> Vec<(LockKey, String)> {
+    let long = "x".repeat(500);
+    vec![
+        (
+            "<img src=x onerror=\"window.hurt=1\">".into(),
+            "<img%20src=x%20onerror=\"window.hurt=1\">".into(),
+        ),
+        (
+            ("</bdi><script>window.hurt=1</script>", "'\"&amp;").into(),
+            "<%2Fbdi><script>window.hurt=1<%2Fscript>/'\"&amp;".into(),
+        ),
+        (("long", &long).into(), format!("long/{long}")),
+        (("a/b", "100%", "..x").into(), "a%2Fb/100%25/..x".into()),
+        (("a", "..").into(), "1:a,2:..,".into()),
+        (("emoji", "🔒👩‍🚀").into(), "emoji/🔒👩%E2%80%8D🚀".into()),
+        (("rtl", "مفتاح").into(), "rtl/مفتاح".into()),
+        (
+            ("report\u{202e}txt", "\u{0}\n").into(),
+            "report%E2%80%AEtxt/%00%0A".into(),
+        ),
+        (b"\xff\xfe".into(), "%FF%FE".into()),
+        ("__proto__".into(), "__proto__".into()),
+        ("?a=b#c".into(), "?a=b#c".into()),
+    ]
+}
+
+#[tokio::test]
+async fn hostile_keys_and_labels_are_shown_as_text_and_can_be_revoked() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let mut guards = Vec::new();
+    let notes = ["<b>Ann</b>", "\u{202e}nnA", "آن", "👩‍🚀", "'\"&amp;"];
+    for ((key, _), note) in hostile_keys().iter().zip(notes.iter().cycle()) {
+        guards.push(redlock.try_lock(key).note(*note).await.unwrap());
+    }
+    let Some(page) = open(&redlock).await else {
+        return;
+    };
+    let count = guards.len();
+    search(&page, "", &format!("{count} locks")).await;
+    for table in ["#held", "#locks"] {
+        page.wait_for(
+            "all of them",
+            &format!("document.querySelectorAll('{table} tbody tr').length === {count}"),
+        )
+        .await;
+        let mut shown = texts(&page, &format!("{table} td:first-child")).await;
+        let mut expected: Vec<_> = hostile_keys().into_iter().map(|(_, shown)| shown).collect();
+        shown.sort();
+        expected.sort();
+        assert_eq!(shown, expected, "{table}");
+        let holders = texts(
+            &page,
+            &format!(
+                "{table} td:nth-child({})",
+                if table == "#held" { 2 } else { 3 }
+            ),
+        )
+        .await;
+        for note in [
+            "server A: <b>Ann</b>",
+            "server A: \\u{202e}nnA",
+            "server A: آن",
+        ] {
+            assert!(
+                holders.iter().any(|holder| holder == note),
+                "{note} {holders:?}"
+            );
+        }
+    }
+    for scheme in [Scheme::Light, Scheme::Dark] {
+        for size in [Size::DESKTOP, Size::PHONE] {
+            page.emulate(size, scheme, true).await;
+            page.check_width().await;
+            assert!(page.check_contrast().await > 100);
+        }
+    }
+    for ((key, shown), guard) in hostile_keys().iter().zip(&guards) {
+        let named = json!(shown);
+        page.run(&format!(
+            "[...document.querySelectorAll('#locks button')].find(button => button.textContent === {named}).click()"
+        ))
+        .await;
+        page.wait_for(
+            &format!("what the nodes know of {key:?}"),
+            "/^held, .* left, held by server A: /.test(document.querySelector('#lock-state').textContent)",
+        )
+        .await;
+        page.check_width().await;
+        assert_eq!(
+            page.run("return document.querySelector('#lock-title').textContent")
+                .await,
+            named
+        );
+        for wrong in [&shown[1..], "", &format!("{shown} ")] {
+            paste(&page, "#confirmation", wrong).await;
+            assert_eq!(page.run(IS_DISABLED).await, json!(true), "{wrong}");
+        }
+        assert!(guard.is_valid());
+        paste(&page, "#confirmation", shown).await;
+        page.click("#revoke .danger").await;
+        page.wait_for(
+            "that it is free",
+            "document.querySelector('#lock-state').textContent === 'revoked on 3 nodes. Now: free'",
+        )
+        .await;
+        assert!(!guard.is_valid(), "{key:?}");
+        page.click("#close").await;
+    }
+    search(&page, "", "0 locks").await;
+    assert_eq!(page.run("return window.hurt ?? null").await, Value::Null);
+    assert_eq!(page.console_problems().await, NONE);
+}
+
+const IS_DISABLED: &str = "return document.querySelector('#revoke .danger').disabled";
+
+async fn texts(page: &Page, selector: &str) -> Vec<String> {
+    let texts = page
+        .run(&format!(
+            "return [...document.querySelectorAll('{selector}')].map(element => element.textContent)"
+        ))
+        .await;
+    serde_json::from_value(texts).unwrap()
+}
+
+#[tokio::test]
+async fn ten_thousand_locks_are_listed_some_at_a_time() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let mut guards: Vec<LockGuard> = Vec::new();
+    for number in 0..10_000 {
+        guards.push(redlock.try_lock(("account", number)).await.unwrap());
+    }
+    let Some(page) = open(&redlock).await else {
+        return;
+    };
+    let count = "document.querySelector('#held-count').textContent === '10000; the 100 oldest:'";
+    page.wait_for("what this process holds", count).await;
+    search(&page, "account/", "10000 locks").await;
+    let rows = "return document.querySelectorAll('#locks tbody tr').length";
+    assert_eq!(page.run(rows).await, json!(100));
+    page.click("#more").await;
+    assert_eq!(page.run(rows).await, json!(200));
+    // The page still answers at once.
+    search(&page, "account/9876", "1 lock").await;
+    assert_eq!(page.run(rows).await, json!(1));
+    assert_eq!(
+        page.run("return document.querySelector('#more').hidden")
+            .await,
+        json!(true)
+    );
+    (0..3).for_each(|node| nodes.set(node, Gate::Slow(Duration::from_millis(10))));
+    paste(&page, "#prefix", "").await;
+    page.click("#search button:not([type=button])").await;
+    page.wait_for(
+        "some of them",
+        "/^[1-9][0-9]* locks, searching$/.test(document.querySelector('#found').textContent)",
+    )
+    .await;
+    page.click("#stop").await;
+    page.wait_for(
+        "the end",
+        "/^[1-9][0-9]* locks, stopped$/.test(document.querySelector('#found').textContent)",
+    )
+    .await;
+    assert_eq!(page.console_problems().await, NONE);
+}
+
+#[tokio::test]
+async fn a_key_is_found_and_revoked_by_keyboard() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let guard = redlock.try_lock(("report", "eu")).await.unwrap();
+    let _other = redlock.try_lock("other").await.unwrap();
+    let waiting = tokio::spawn(
+        redlock
+            .lock("other")
+            .wait(Duration::from_secs(60))
+            .into_future(),
+    );
+    let Some(page) = open(&redlock).await else {
+        return;
+    };
+    page.wait_for(
+        "who waits",
+        "document.querySelector('#waited tbody tr')?.innerText.replace(/\\s+/g, ' ') === 'other 1'",
+    )
+    .await;
+    page.tab_to("#prefix").await;
+    page.type_keys("report/\u{e007}").await;
+    page.wait_for(
+        "the lock",
+        "document.querySelector('#found').textContent === '1 lock'",
+    )
+    .await;
+    // The rows are set anew all the time; the focus stays.
+    page.tab_to("#locks button").await;
+    page.run("document.querySelector('#held button').focus()")
+        .await;
+    page.wait_for("another age", "(window.ages ??= new Set()).add(document.querySelector('#held td:nth-child(3)').textContent).size > 2").await;
+    assert_eq!(
+        page.run("return document.activeElement.textContent").await,
+        json!("report/eu")
+    );
+    page.press_by_keyboard("#locks button").await;
+    page.wait_for("the dialog", "document.querySelector('dialog[open]')")
+        .await;
+    page.type_keys("\u{e00c}").await;
+    page.wait_for("the page", "!document.querySelector('dialog[open]')")
+        .await;
+    assert_eq!(
+        page.run("return document.activeElement.closest('table').id")
+            .await,
+        json!("locks")
+    );
+    page.type_keys(" ").await;
+    page.tab_to("#confirmation").await;
+    // Enter does nothing before the key is typed.
+    page.type_keys("report/\u{e007}").await;
+    page.type_keys("eu").await;
+    assert!(guard.is_valid());
+    page.type_keys("\u{e007}").await;
+    page.wait_for(
+        "that it is free",
+        "document.querySelector('#lock-state').textContent === 'revoked on 3 nodes. Now: free'",
+    )
+    .await;
+    assert!(!guard.is_valid());
+    waiting.abort();
+    assert_eq!(page.console_problems().await, NONE);
+}
+
+#[tokio::test]
+async fn nodes_that_fail_and_services_that_refuse_are_told() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let Some(page) = open(&redlock).await else {
+        return;
+    };
+    let status =
+        |status: &str| format!("document.querySelector('#status').textContent === '{status}'");
+    page.wait_for("a service that is ready", &status("ready"))
+        .await;
+    nodes.set(0, Gate::Failing);
+    page.wait_for(
+        "a node that is gone",
+        "document.querySelector('#nodes .unreachable')",
+    )
+    .await;
+    page.wait_for("a service with fewer nodes", &status("degraded"))
+        .await;
+    nodes.set(1, Gate::Failing);
+    page.wait_for("a service without a quorum", &status("down"))
+        .await;
+    paste(&page, "#prefix", "").await;
+    page.click("#search button:not([type=button])").await;
+    page.wait_for(
+        "why there is no list",
+        "/^0 locks; the list broke off: .*embedded-0/.test(document.querySelector('#found').textContent)",
+    )
+    .await;
+    paste(&page, "#prefix", "k").await;
+    page.click("#open").await;
+    page.wait_for(
+        "what is not known",
+        "document.querySelector('#lock-state').textContent === 'unknown'",
+    )
+    .await;
+    page.wait_for(
+        "why",
+        "document.querySelector('#lock-nodes .unknown').textContent.includes('embedded-0')",
+    )
+    .await;
+    page.click("#close").await;
+    redlock.drain(Duration::ZERO).await;
+    page.wait_for("a service that drains", &status("draining"))
+        .await;
+}
+
+/// The application's authentication answers for the router, as when a session has ended.
+#[tokio::test]
+async fn a_page_at_the_root_says_that_the_session_has_ended() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let refuse = from_fn(async |request: Request, next: Next| {
+        match request.headers()["accept"]
+            .to_str()
+            .unwrap()
+            .contains("text/html")
+        {
+            true => Ok(next.run(request).await),
+            false => Err(StatusCode::UNAUTHORIZED),
+        }
+    });
+    let app = admin_router(redlock).layer(refuse);
+    let Some(page) = Page::of(serve(app).await).await else {
+        return;
+    };
+    page.load().await;
+    page.wait_for(
+        "the refusal",
+        "document.querySelector('#problem').textContent === 'the service answers 401 Unauthorized'",
+    )
+    .await;
+}

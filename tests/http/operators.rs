@@ -1,0 +1,451 @@
+//! The router for operators.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::middleware::{Next, from_fn};
+use axum::response::IntoResponse;
+use axum::{Extension, Router};
+use http::{HeaderValue, Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use support::{Answer, redlock, secs};
+use tokio::time::sleep;
+use tower::ServiceExt;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LockKey, NodeGroup, Redlock, admin_router};
+
+fn request(method: &str, target: &str) -> Request<Body> {
+    let request = Request::builder().method(method).uri(target);
+    request.body(Body::empty()).unwrap()
+}
+
+async fn send(app: &Router, method: &str, target: &str) -> Answer {
+    Answer::to(app, request(method, target)).await
+}
+
+fn admin(redlock: &Redlock) -> Router {
+    Router::new().nest("/admin", admin_router(redlock.clone()))
+}
+
+async fn json(app: &Router, method: &str, target: &str) -> (u16, Value) {
+    let answer = send(app, method, target).await;
+    assert_eq!(answer.headers["cache-control"], "no-store", "{target}");
+    let body = serde_json::from_slice(&answer.body).unwrap();
+    (answer.status.as_u16(), body)
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_see_the_health_and_the_state_of_a_key_and_free_it() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let app = admin(&redlock);
+    let (status, health) = json(&app, "GET", "/admin").await;
+    assert_eq!((status, &health["status"]), (200, &"ready".into()));
+
+    let (status, free) = json(&app, "GET", "/admin/locks/report").await;
+    assert_eq!((status, &free["state"]), (200, &"free".into()));
+    assert_eq!(free["nodes"].as_array().unwrap().len(), 3);
+    assert!(free["fencing_token"].is_null());
+
+    let guard = redlock.try_lock(("account", 7)).await.unwrap();
+    let target = "/admin/locks/7%3Aaccount%2C1%3A7%2C";
+    let (status, held) = json(&app, "GET", target).await;
+    assert_eq!((status, &held["state"]), (200, &"held".into()));
+    assert_eq!(held["key"], "7:account,1:7,");
+    assert_eq!(held["left_ms"], 10_000);
+    assert_eq!(
+        held["fencing_token"],
+        guard.fencing_token().unwrap().as_u64()
+    );
+    assert_eq!(held["recorded"], false);
+
+    // The same key by its parts; a slash within a part is none between two.
+    let (_, by_parts) = json(&app, "GET", "/admin/locks/account/7").await;
+    assert_eq!(
+        (&by_parts["state"], &by_parts["key"]),
+        (&"held".into(), &held["key"])
+    );
+    let slash = redlock.try_lock(("a/b", "locks/ü")).await.unwrap();
+    let (_, with_slash) = json(&app, "GET", "/admin/locks/a%2Fb/locks%2F%C3%BC").await;
+    assert_eq!(with_slash["state"], "held");
+    drop(slash);
+    let (_, no_text) = json(&app, "GET", "/admin/locks/a/%FF").await;
+    assert_eq!(
+        (&no_text["state"], &no_text["path"]),
+        (&"free".into(), &"a/%FF".into())
+    );
+
+    let (status, freed) = json(&app, "DELETE", target).await;
+    assert_eq!(
+        (status, &freed["was_held"], &freed["nodes_held"]),
+        (200, &true.into(), &3.into())
+    );
+    assert!(!guard.is_valid());
+    let reader = redlock.try_lock(("account", 7)).shared().await.unwrap();
+    let (_, shared) = json(&app, "GET", target).await;
+    assert_eq!(
+        (&shared["state"], &shared["readers"]),
+        (&"shared".into(), &1.into())
+    );
+    nodes.set(0, Gate::Failing);
+    let (_, freed) = json(&app, "DELETE", target).await;
+    let failures = freed["failures"].as_array().unwrap();
+    assert_eq!((&freed["nodes_held"], failures.len()), (&2.into(), 1));
+    assert!(failures[0].as_str().unwrap().contains("embedded-0"));
+
+    nodes.set(1, Gate::Failing);
+    let (status, unknown) = json(&app, "GET", target).await;
+    assert_eq!((status, &unknown["state"]), (503, &"unknown".into()));
+    assert_eq!(unknown["nodes"][0]["state"], "unknown");
+    assert!(
+        unknown["nodes"][0]["error"]
+            .as_str()
+            .unwrap()
+            .contains("embedded-0")
+    );
+    let (status, failed) = json(&app, "DELETE", target).await;
+    assert_eq!(status, 503);
+    assert!(failed["error"].as_str().unwrap().contains("embedded-0"));
+    let other = send(&app, "POST", target).await;
+    assert_eq!(other.status, StatusCode::METHOD_NOT_ALLOWED);
+    drop((guard, reader));
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_see_what_each_node_knows_and_what_a_majority_does() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let once = redlock.once("report");
+    once.run(async |_| Ok::<_, Infallible>(())).await.unwrap();
+    (0..2).for_each(|node| nodes.wipe(node));
+    let mut readers = Vec::new();
+    for down in 0..2 {
+        nodes.set(down, Gate::Failing);
+        readers.push(redlock.try_lock("report").shared().await.unwrap());
+        nodes.set(down, Gate::Ready);
+    }
+    let (status, shown) = json(&admin(&redlock), "GET", "/admin/locks/report").await;
+    assert_eq!((status, &shown["state"]), (200, &"shared".into()));
+    assert_eq!(
+        (&shown["readers"], &shown["recorded"]),
+        (&2.into(), &false.into())
+    );
+    assert_eq!((&shown["needed"], shown.get("next")), (&2.into(), None));
+    let known = shown["nodes"].as_array().unwrap();
+    let readers = known.iter().map(|node| node["readers"].as_u64().unwrap());
+    assert_eq!(readers.collect::<Vec<_>>(), [1, 1, 2]);
+    let recorded = known.iter().map(|node| node["recorded"].as_bool().unwrap());
+    assert_eq!(recorded.collect::<Vec<_>>(), [false, false, true]);
+    // Readers have no token: it is that of the execution.
+    assert!(known[0]["fencing_token"].is_null() && known[2]["fencing_token"].is_u64());
+    assert_eq!(shown["fencing_token"], known[2]["fencing_token"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_see_a_key_that_moves_in_both_of_its_groups() {
+    let [old, new] = [(); 2].map(|()| ScriptedNodes::new(3));
+    let group = |name, nodes| NodeGroup::new().name(name).scripted(nodes);
+    let builder = Redlock::builder().node_group(group("old", &old));
+    let builder = builder.moving_to([group("new", &new)]);
+    let redlock = builder.build().unwrap();
+    let _guard = redlock.try_lock("k").await.unwrap();
+    for (wiped, state) in [(None, "held"), (Some(0), "held"), (Some(1), "free")] {
+        wiped.into_iter().for_each(|node| new.wipe(node));
+        let (status, shown) = json(&admin(&redlock), "GET", "/admin/locks/k").await;
+        assert_eq!((status, &shown["state"]), (200, &"held".into()));
+        let next = &shown["next"];
+        assert_eq!(
+            (&shown["group"], &next["group"]),
+            (&"old".into(), &"new".into())
+        );
+        assert_eq!(next["state"], state);
+        assert_eq!(next["nodes"].as_array().unwrap().len(), 3);
+        assert_eq!(next.get("next"), None);
+    }
+}
+
+/// The application's authentication goes around the router.
+#[tokio::test(start_paused = true)]
+async fn a_layer_around_the_router_of_operators_guards_all_of_it() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let for_operators =
+        from_fn(async |request: axum::extract::Request, next: Next| {
+            match request.headers().contains_key("authorization") {
+                true => next.run(request).await,
+                false => StatusCode::UNAUTHORIZED.into_response(),
+            }
+        });
+    let guarded = admin(&redlock).layer(Extension(())).layer(for_operators);
+    let guard = redlock.try_lock("k").await.unwrap();
+    let targets = [
+        ("GET", "/admin"),
+        ("GET", "/admin/held"),
+        ("GET", "/admin/locks"),
+        ("GET", "/admin/locks/k"),
+        ("DELETE", "/admin/locks/k"),
+    ];
+    for (method, target) in targets {
+        let refused = send(&guarded, method, target).await;
+        assert_eq!(
+            refused.status,
+            StatusCode::UNAUTHORIZED,
+            "{method} {target}"
+        );
+    }
+    let asked = [OpKind::Ping, OpKind::Inspect, OpKind::Revoke].map(|kind| nodes.sent(0, kind));
+    assert_eq!((asked, guard.is_valid()), ([0; 3], true));
+    for (method, target) in targets {
+        let mut request = request(method, target);
+        let secret = HeaderValue::from_static("Bearer secret");
+        request.headers_mut().insert("authorization", secret);
+        let answer = Answer::to(&guarded, request).await;
+        assert_eq!(answer.status, StatusCode::OK, "{method} {target}");
+    }
+    assert!(!guard.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_are_told_of_a_key_that_cannot_be() {
+    let redlock = Redlock::builder()
+        .scripted(&ScriptedNodes::new(3))
+        .namespace("")
+        .build()
+        .unwrap();
+    let app = admin(&redlock);
+    for method in ["GET", "DELETE"] {
+        let (status, body) = json(&app, method, "/admin/locks/redlock:fence:x").await;
+        assert_eq!(status, 400, "{body}");
+    }
+}
+
+/// Returns the lines of a list.
+async fn list(app: &Router, target: &str) -> Vec<Value> {
+    let answer = send(app, "GET", target).await;
+    assert_eq!(answer.headers["content-type"], "application/x-ndjson");
+    assert_eq!(answer.headers["cache-control"], "no-store");
+    let lines = answer.body.split(|byte| *byte == b'\n');
+    let lines = lines.filter(|line| !line.is_empty());
+    lines
+        .map(|line| serde_json::from_slice(line).unwrap())
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_list_the_locks_of_all_processes_by_the_parts_of_their_keys() {
+    let nodes = ScriptedNodes::new(3);
+    let [here, there] = ["here", "there"].map(|holder| {
+        Redlock::builder()
+            .scripted(&nodes)
+            .holder(holder)
+            .build()
+            .unwrap()
+    });
+    let mut guards = Vec::new();
+    for number in 0..120 {
+        guards.push(there.try_lock(("job", number)).await.unwrap());
+    }
+    guards.push(here.try_lock("jobs").await.unwrap());
+    guards.push(
+        there
+            .try_lock(("job", "a/b", "é"))
+            .note("Ann")
+            .await
+            .unwrap(),
+    );
+    let app = admin(&here);
+    for (prefix, expected) in [
+        ("", 122),
+        ("job", 122),
+        ("job/", 121),
+        ("job/7", 1),
+        ("job%2Fa%252Fb", 1),
+        ("job%2F", 121),
+        ("jobs", 1),
+        ("no", 0),
+    ] {
+        let lines = list(&app, &format!("/admin/locks?prefix={prefix}")).await;
+        let (last, others) = lines.split_last().unwrap();
+        assert_eq!(last["complete"], true);
+        assert!(others.iter().all(|line| line["complete"] == false));
+        let locks = lines
+            .iter()
+            .flat_map(|line| line["locks"].as_array().unwrap());
+        assert_eq!(locks.count(), expected, "{prefix}");
+    }
+    let lines = list(&app, "/admin/locks?prefix=job/a%252Fb").await;
+    let mut locks = lines
+        .iter()
+        .flat_map(|line| line["locks"].as_array().unwrap());
+    let lock = locks.next().unwrap();
+    assert_eq!(lock["path"], "job/a%2Fb/%C3%A9");
+    assert_eq!(
+        (&lock["state"], &lock["left_ms"]),
+        (&json!("held"), &json!(10_000))
+    );
+    let token = guards.last().unwrap().fencing_token().unwrap().as_u64();
+    assert_eq!(lock["fencing_token"], token);
+    let holder = &lock["holders"][0];
+    assert_eq!(
+        (&holder["label"], &holder["note"]),
+        (&json!("there"), &json!("Ann"))
+    );
+    // Who does not read on costs the nodes nothing.
+    let asked = || nodes.sent(0, OpKind::Inspect);
+    let before = asked();
+    let response = app.clone().oneshot(request("GET", "/admin/locks")).await;
+    let mut body = response.unwrap().into_body();
+    assert_eq!(asked(), before);
+    body.frame().await.unwrap().unwrap();
+    let of_a_page = asked() - before;
+    assert!((1..60).contains(&of_a_page), "{of_a_page}");
+    sleep(secs(1)).await;
+    drop(body);
+    sleep(secs(1)).await;
+    assert_eq!(asked(), before + of_a_page);
+    (0..2).for_each(|node| nodes.set(node, Gate::Failing));
+    let lines = list(&app, "/admin/locks").await;
+    let error = lines.last().unwrap()["error"].as_str().unwrap();
+    assert!(error.contains("embedded-0"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_see_what_this_process_holds_and_waits_for() {
+    let nodes = ScriptedNodes::new(3);
+    let builder = Redlock::builder().scripted(&nodes).holder("server A");
+    let (redlock, other) = (builder.build().unwrap(), redlock(&nodes));
+    let _reader = redlock.try_lock("page").shared().await.unwrap();
+    sleep(secs(2)).await;
+    let _slot = redlock.try_lock("printer").slots(3).await.unwrap();
+    let _both = redlock
+        .lock_all(["x", "y"])
+        .note("Ann")
+        .label("pair")
+        .await
+        .unwrap();
+    let _elsewhere = other.try_lock(("of", "another")).await.unwrap();
+    let mut waiting = Vec::new();
+    for key in [LockKey::from("x"), "x".into(), ("of", "another").into()] {
+        let redlock = redlock.clone();
+        waiting.push(tokio::spawn(async move {
+            redlock.lock(key).wait(secs(60)).await
+        }));
+    }
+    sleep(secs(1)).await;
+    let (status, shown) = json(&admin(&redlock), "GET", "/admin/held").await;
+    assert_eq!((status, &shown["count"]), (200, &json!(3)));
+    let held = shown["held"].as_array().unwrap();
+    assert_eq!(held.len(), 3);
+    let [page, printer, both] = &held[..] else {
+        unreachable!()
+    };
+    assert_eq!(
+        (&page["shared"], &page["slot"]),
+        (&json!(true), &Value::Null)
+    );
+    assert_eq!(
+        (&page["held_ms"], &page["fencing_token"]),
+        (&json!(3_000), &Value::Null)
+    );
+    assert_eq!(
+        page["holders"],
+        json!([{ "label": "server A", "note": null, "since": page["holders"][0]["since"] }])
+    );
+    assert!(printer["slot"].as_u64().unwrap() < 3);
+    assert_eq!(
+        both["keys"],
+        json!([{ "key": "x", "path": "x" }, { "key": "y", "path": "y" }])
+    );
+    assert_eq!(
+        (&both["resource"], &both["holders"][0]["note"]),
+        (&json!("pair"), &json!("Ann"))
+    );
+    assert!(both["valid_ms"].as_u64().unwrap() > 5_000);
+    let waited = json!([
+        { "key": "x", "path": "x", "callers": 2 },
+        { "key": "2:of,7:another,", "path": "of/another", "callers": 1 },
+    ]);
+    assert_eq!(shown["waited_for"], waited);
+    for waiting in waiting {
+        waiting.abort();
+    }
+    sleep(secs(1)).await;
+    let (_, shown) = json(&admin(&redlock), "GET", "/admin/held").await;
+    assert_eq!(shown["waited_for"], json!([]));
+}
+
+/// A script of another site can send a request of its own making only if the application's CORS rules allow its headers.
+#[tokio::test(start_paused = true)]
+async fn a_browser_frees_a_key_only_with_a_header_that_no_form_can_send() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let app = admin(&redlock);
+    for (name, value) in [
+        ("origin", "https://evil.example"),
+        ("origin", "null"),
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-site", "same-origin"),
+    ] {
+        let guard = redlock.try_lock("k").await.unwrap();
+        let request = || {
+            let mut request = request("DELETE", "/admin/locks/k");
+            let value = HeaderValue::from_static(value);
+            request.headers_mut().insert(name, value);
+            request
+        };
+        let refused = Answer::to(&app, request()).await;
+        let body: Value = serde_json::from_slice(&refused.body).unwrap();
+        assert_eq!(refused.status, StatusCode::FORBIDDEN);
+        assert!(
+            body["error"].as_str().unwrap().contains("X-Requested-With"),
+            "{body}"
+        );
+        assert!(guard.is_valid(), "{name}: {value}");
+        let by_page = HeaderValue::from_static("fetch");
+        let mut request = request();
+        request.headers_mut().insert("x-requested-with", by_page);
+        assert_eq!(Answer::to(&app, request).await.status, StatusCode::OK);
+        assert!(!guard.is_valid());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn browsers_get_a_page_in_which_only_its_own_script_runs() {
+    let app = admin(&redlock(&ScriptedNodes::new(3)));
+    let mut policies = Vec::new();
+    for _ in 0..2 {
+        let mut request = request("GET", "/admin");
+        let accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
+        request
+            .headers_mut()
+            .insert("accept", HeaderValue::from_static(accept));
+        let page = Answer::to(&app, request).await;
+        assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
+        assert_eq!(page.headers["cache-control"], "no-store");
+        assert_eq!(page.headers["vary"], "accept");
+        let policy = page.headers["content-security-policy"]
+            .to_str()
+            .unwrap()
+            .to_owned();
+        let nonce = policy
+            .split("script-src 'nonce-")
+            .nth(1)
+            .unwrap()
+            .split('\'')
+            .next()
+            .unwrap();
+        assert_eq!(nonce.len(), 16);
+        assert!(policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"));
+        let text = String::from_utf8(page.body.to_vec()).unwrap();
+        assert!(
+            text.contains(&format!("<script nonce=\"{nonce}\">")),
+            "{policy}"
+        );
+        assert!(!text.contains("{nonce}"));
+        policies.push(policy);
+    }
+    assert_ne!(policies[0], policies[1]);
+    let (status, health) = json(&app, "GET", "/admin").await;
+    assert_eq!((status, &health["status"]), (200, &json!("ready")));
+}
