@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use utoipa::openapi::header::Header;
 use utoipa::openapi::response::{Response, ResponseBuilder};
-use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaFormat, SchemaType, Type};
 use utoipa::openapi::{Content, RefOr};
 use utoipa::{IntoResponses, PartialSchema, ToSchema};
 
@@ -140,5 +140,24 @@ fn problem(rows: &[Row]) -> Object {
         .fold(problem, |problem, (name, member)| {
             problem.property(name, member).required(name)
         });
-    problem.build()
+    match rows.iter().any(|row| row.2 == CONTENDED) {
+        true => problem.property("holder", holder()).build(),
+        false => problem.build(),
+    }
 }
+
+/// Returns the schema of the holder, whom only a layer with `expose_holder` names.
+fn holder() -> Object {
+    let text = |what| {
+        let text =
+            ObjectBuilder::new().schema_type(SchemaType::from_iter([Type::String, Type::Null]));
+        text.description(Some(what))
+    };
+    ObjectBuilder::new()
+        .description(Some("Who holds the lock, if that is known and may be told"))
+        .property("label", text("The label of the process"))
+        .property("note", text("The note of the lock"))
+        .build()
+}
+
+const CONTENDED: &str = "lock-contended";
