@@ -115,7 +115,7 @@ fn node(health: &NodeHealth, group: Option<&str>) -> Value {
 ///
 /// The parts of a key are segments of the path, as in `/locks/account/7` for the [`LockKey`](crate::LockKey) of the
 /// tuple `("account", 7)`; one segment is a plain key, or the text of any key, such as `7:account,1:7,`. Segments are
-/// percent-encoded. The bodies are JSON, and show the addresses of the nodes but no owner values; `path` in them is the
+/// percent-encoded. A plain key `.` or `..` has no path that clients keep. The bodies are JSON, and show the addresses of the nodes but no owner values; `path` in them is the
 /// path of a key. Caches must not store them.
 ///
 /// A list has a line for each page, with `locks` and `complete`, or with `error` if no majority of the nodes answers. It
@@ -326,9 +326,12 @@ fn with(mut body: Value, key: &LockKey) -> Value {
 }
 
 fn holder(holder: &Holder) -> Value {
-    let since = holder.since().duration_since(UNIX_EPOCH);
+    let since = holder.since();
+    // By two wall clocks.
+    let age = since.elapsed().unwrap_or_default().as_secs();
+    let since = since.duration_since(UNIX_EPOCH);
     let since = since.unwrap_or_default().as_secs();
-    json!({ "label": holder.label(), "note": holder.note(), "since": since })
+    json!({ "label": holder.label(), "note": holder.note(), "since": since, "since_seconds": age })
 }
 
 fn state(state: Option<KeyState>) -> Value {

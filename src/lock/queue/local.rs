@@ -101,9 +101,11 @@ impl LocalQueue {
     #[cfg(feature = "axum")]
     pub(crate) fn waited_for(&self) -> Vec<(LockKey, usize)> {
         let places = self.places.lock();
-        let waited = places
-            .values()
-            .map(|(_, place)| (place.key.0.clone(), place.waiters()));
+        // Those that ask the nodes are among them: they go on to hold the key, to wait, or away.
+        let waited = places.values().map(|(callers, place)| {
+            let waiting = callers.saturating_sub(place.holders());
+            (place.key.0.clone(), waiting)
+        });
         waited.filter(|(_, callers)| *callers > 0).collect()
     }
 

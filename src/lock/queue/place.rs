@@ -173,12 +173,10 @@ impl Place {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns how many callers wait: for the permit, or for holders of which the nodes have told.
+    /// Returns how many callers hold a lock.
     #[cfg(feature = "axum")]
-    pub(super) fn waiters(&self) -> usize {
-        let callers = self.callers.lock();
-        let refused = |one: &&Admitted| matches!(one.stage, CallerStage::Refused { .. });
-        self.waiting.load(Ordering::Relaxed) + callers.admitted.iter().filter(refused).count()
+    pub(super) fn holders(&self) -> usize {
+        self.callers.lock().leases().count()
     }
 
     /// Returns whether another caller waits for the permit, beside this one, which waits.
