@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use histories::Hold;
 use tower_redlock::protocol::LockKeys;
 use tower_redlock::{
     ExtendError, FencingToken, LockError, LockGuard, LockHandle, LostReason, ReleaseError, Released,
@@ -288,7 +289,15 @@ impl History {
                 }
             }
         }
+        for key in histories::not_linearizable(&book.holds(), exclusive) {
+            found.push(format!("the history of {key} is not linearizable"));
+        }
         found
+    }
+
+    /// Returns each key of each lock, for other checkers.
+    pub(crate) fn holds(&self) -> Vec<Hold> {
+        self.book().holds()
     }
 
     /// Returns how many locks were shared while another shared one of their keys.
@@ -338,6 +347,22 @@ impl Book {
                 );
             }
         }
+    }
+}
+
+impl Book {
+    fn holds(&self) -> Vec<Hold> {
+        let holds = self.leases.iter().flat_map(|lease| {
+            let keys = lease.keys.as_slice().iter();
+            keys.map(|key| Hold {
+                key: String::from_utf8_lossy(key.as_bytes()).into_owned(),
+                token: lease.token.map(FencingToken::as_u64),
+                asked: lease.began,
+                granted: lease.granted,
+                valid_until: (lease.granted < lease.end()).then(|| lease.end()),
+            })
+        });
+        holds.collect()
     }
 }
 

@@ -117,7 +117,7 @@ fn run_users(name: &str, most: u64, plan: fn(u64) -> Plan) -> (Total, bool) {
     let threads = available_parallelism().map_or(1, NonZero::get);
     let totals = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
-            .map(|_| scope.spawn(|| run(&next, seeds.end, plan, single)))
+            .map(|_| scope.spawn(|| run(name, &next, seeds.end, plan, single)))
             .collect();
         let totals = workers.into_iter().map(|worker| worker.join());
         totals.collect::<Result<Vec<_>, _>>()
@@ -349,7 +349,7 @@ impl Total {
 }
 
 /// Runs seeds until there are none left, or some have failed.
-fn run(next: &AtomicU64, end: u64, plan: fn(u64) -> Plan, single: bool) -> Total {
+fn run(name: &str, next: &AtomicU64, end: u64, plan: fn(u64) -> Plan, single: bool) -> Total {
     let mut total = Total::default();
     while total.failed.len() < 3 {
         let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -359,6 +359,7 @@ fn run(next: &AtomicU64, end: u64, plan: fn(u64) -> Plan, single: bool) -> Total
         let outcome = catch_unwind(AssertUnwindSafe(|| simulate(seed, &plan(seed))));
         let Ok(Outcome {
             story,
+            holds,
             counts,
             shared,
             faults,
@@ -372,6 +373,7 @@ fn run(next: &AtomicU64, end: u64, plan: fn(u64) -> Plan, single: bool) -> Total
             total.failed.push((seed, "it panicked".to_owned()));
             continue;
         };
+        histories::write(&format!("{name}_{seed}.jsonl"), &holds);
         total.counts.add(counts);
         total.shared += shared;
         total.faults += faults;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
+use histories::Hold;
 use tower_redlock::protocol::{KeyNames, LockKey, LockKeys, Namespace};
 
 use crate::history::{Counts, History};
@@ -25,6 +26,7 @@ const IDLE: Duration = ms(100);
 
 pub(crate) struct Outcome {
     pub(crate) story: String,
+    pub(crate) holds: Vec<Hold>,
     pub(crate) counts: Counts,
     /// How many locks were shared while another shared one of their keys.
     pub(crate) shared: usize,
@@ -95,6 +97,7 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
         orders: ledger.counts(),
         told_late: state.orders.told_late,
         counts: history.counts(),
+        holds: history.holds(),
         shared: history.shared_at_once(),
         faults: state.faults,
         heard: state.wake_ups.heard,

@@ -17,7 +17,7 @@ use tower_redlock::test_util::Traces;
 use tower_redlock::{NodeState, Redlock, RedlockBuilder, RestartGuard, Retry};
 
 use crate::chaos::clients::Client;
-use crate::chaos::history::{History, check, check_storage, unpoisoned};
+use crate::chaos::history::{History, unpoisoned};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn faults_of_a_minority_break_neither_mutual_exclusion_nor_tokens() {
@@ -37,8 +37,11 @@ async fn run(seconds: u64, reads: bool) -> History {
     let seed = setting("CHAOS_SEED").unwrap_or_else(|| RandomState::new().build_hasher().finish());
     say(&format!("chaos: {seconds} s with CHAOS_SEED={seed}"));
     let mut history = World::start().await.suffer(seconds, seed, reads).await;
-    let found = [check(&history.records), check_storage(&history.storage)];
-    history.violations.extend(found.into_iter().flatten());
+    history.check(if reads {
+        "chaos_with_readers.jsonl"
+    } else {
+        "chaos.jsonl"
+    });
     say(&history.to_string());
 
     let violations = &history.violations;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use histories::Hold;
 use tokio::time::Instant;
 use tower_redlock::LockHandle;
 use tower_redlock::test_util::Traces;
@@ -75,6 +76,18 @@ impl History {
             }
         }
         self.live.push((new.clone(), handle.clone()));
+    }
+
+    /// Adds what the records and the storage contradict, also in the eyes of a checker that is not ours.
+    pub(crate) fn check(&mut self, name: &str) {
+        let found = [check(&self.records), check_storage(&self.storage)];
+        self.violations.extend(found.into_iter().flatten());
+        let holds = holds(&self.records);
+        histories::write(name, &holds);
+        for key in histories::not_linearizable(&holds, true) {
+            self.violations
+                .push(format!("the history of {key} is not linearizable"));
+        }
     }
 
     pub(crate) fn count(&mut self, what: &'static str, which: &'static str) {
@@ -189,8 +202,24 @@ impl Storage {
     }
 }
 
+/// Returns each key of each lock, for the checker of linearizability.
+fn holds(records: &[Record]) -> Vec<Hold> {
+    let began = records.iter().map(|record| record.begun).min();
+    let holds = records.iter().flat_map(|record| {
+        let since = |at: Instant| began.map_or(Duration::ZERO, |began| at - began);
+        record.keys.iter().map(move |key| Hold {
+            key: (*key).to_owned(),
+            token: record.token,
+            asked: since(record.begun),
+            granted: since(record.granted),
+            valid_until: record.known_valid.map(since),
+        })
+    });
+    holds.collect()
+}
+
 /// Returns all contradictions to the promises in a history.
-pub(crate) fn check(records: &[Record]) -> Vec<String> {
+fn check(records: &[Record]) -> Vec<String> {
     let mut violations = Vec::new();
     for key in KEYS {
         let of_key = || records.iter().filter(|record| record.keys.contains(&key));
@@ -256,7 +285,7 @@ pub(crate) fn falls(key: &str, by_token: &[&Record]) -> Vec<String> {
 ///
 /// Which holder is older follows from the times of their locks. The storage compares tokens, so it lets
 /// this happen if tokens do not follow the times.
-pub(crate) fn check_storage(storage: &Storage) -> Vec<String> {
+fn check_storage(storage: &Storage) -> Vec<String> {
     let mut violations = Vec::new();
     for (key, writes) in &storage.0 {
         // Of the writes so far, the one whose lock was asked for last.
