@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
+mod alerts;
 mod commands;
 mod links;
 mod markdown;
@@ -104,6 +105,16 @@ fn every_file_of_the_guide_is_a_chapter_and_a_followed_recipe() {
 #[test]
 fn the_chapter_on_settings_lists_every_setter_and_nothing_else() {
     let found = settings::differences(&read("docs/settings.md"), &read);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn every_alert_has_a_runbook_entry_and_a_firing_and_a_quiet_test() {
+    let [rules, tests] =
+        ["alerts", "alerts_test"].map(|name| read(&format!("examples/{name}.yaml")));
+    assert!(rules.matches("- alert: ").count() > 5);
+    let path = "docs/troubleshooting.md";
+    let found = alerts::incomplete(&rules, &tests, &Page::new(path, &read(path)));
     assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 

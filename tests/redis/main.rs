@@ -21,6 +21,7 @@ mod operating;
 mod operators;
 mod other_clients;
 mod patient;
+mod queries;
 mod reconnection;
 mod refused_releases;
 mod release_signals;

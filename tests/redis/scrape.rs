@@ -16,11 +16,15 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(cluster: &Cluster, guard: &str) -> Self {
+        Self::start_on(&cluster.urls().join(","), guard)
+    }
+
+    /// Starts it with these URLs, which may be of several groups.
+    pub(crate) fn start_on(urls: &str, guard: &str) -> Self {
         let listen = format!("127.0.0.1:{}", free_port());
-        let urls = cluster.urls().join(",");
         let envs = [
             ("LISTEN", listen.as_str()),
-            ("REDLOCK_URLS", &urls),
+            ("REDLOCK_URLS", urls),
             ("REDLOCK_RESTART_GUARD", guard),
         ];
         let process = ChildProcess::start(example_path("metrics"), &[], &envs);
