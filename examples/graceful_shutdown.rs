@@ -17,7 +17,8 @@
 //! If the job takes longer than the grace period (`GRACE_MS`, default 10000), the process reports the
 //! job's key as still held: drain never releases a held lock, which ends by its ttl.
 //!
-//! The nodes are the Redis servers in `REDLOCK_URLS` (comma-separated), or embedded ones.
+//! The nodes are the Redis servers in `REDLOCK_URLS` (comma-separated), or embedded ones. `/readyz` and `/livez` are for
+//! an orchestrator, such as that of the manifests in `kubernetes`.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -31,17 +32,21 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Query;
-use axum::routing::post;
+use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
-use tower_redlock::{BuildError, Redlock, RedlockBuilder, RedlockConfig, RedlockLayer, key};
+use tower_redlock::{
+    BuildError, Redlock, RedlockBuilder, RedlockConfig, RedlockLayer, health_router, key,
+};
 
 use crate::stop_signal::stop_signal;
 
 fn app(redlock: Redlock) -> Router {
+    let job_lock = RedlockLayer::new(redlock.clone(), ("job", key::path("id")));
     Router::new()
-        .route("/jobs/{id}", post(job))
-        .route_layer(RedlockLayer::new(redlock, ("job", key::path("id"))))
+        .route("/jobs/{id}", post(job).layer(job_lock))
+        .route("/livez", get(|| async { "ok\n" }))
+        .nest("/readyz", health_router(redlock))
 }
 
 async fn job(Query(query): Query<HashMap<String, u64>>) -> &'static str {

@@ -7,6 +7,7 @@
 mod alerts;
 mod commands;
 mod links;
+mod manifests;
 mod markdown;
 mod mentions;
 mod packages;
@@ -144,7 +145,12 @@ fn check(pages: &[Page], check: fn(&Page) -> Vec<String>) -> Vec<String> {
 
 fn pages() -> Vec<Page> {
     let mut pages = guide_pages();
-    pages.extend(["ARCHITECTURE.md", "CONTRIBUTING.md"].map(|path| Page::new(path, &read(path))));
+    let others = [
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "examples/kubernetes/README.md",
+    ];
+    pages.extend(others.map(|path| Page::new(path, &read(path))));
     pages
 }
 

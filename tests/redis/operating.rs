@@ -84,6 +84,25 @@ async fn acl_of_the_chapter_is_sufficient_and_minimal() {
     assert!(complaints.iter().any(helps), "{complaints:#?}");
 }
 
+#[test]
+fn acl_of_the_manifests_is_that_of_the_chapter_and_lets_probes_only_ping() {
+    let users = SECRET
+        .lines()
+        .filter_map(|line| line.strip_prefix("    user "));
+    let users = users.map(|line| line.split(' ').collect::<Vec<_>>());
+    let users: Vec<_> = users.collect();
+    let [["default", probes @ ..], ["locker", service @ ..]] = [&users[0][..], &users[1][..]]
+    else {
+        panic!("{users:?}");
+    };
+    assert_eq!(service, acl_rule());
+    let server = RedisServer::start();
+    set_user(&server, "default", probes);
+    assert_eq!(server.command(&["PING"]).as_str(), Some("PONG"));
+    let refused = server.command(&["GET", "redlock:{k}"]);
+    assert!(matches!(refused, Reply::Error(_)), "{refused:?}");
+}
+
 #[tokio::test]
 async fn restart_guard_off_needs_no_info_and_time_only_for_readers_and_operators() {
     let server = RedisServer::start();
@@ -266,5 +285,8 @@ fn used_memory(server: &RedisServer) -> u64 {
 
 /// The chapter, so that it and these tests cannot drift apart.
 const CHAPTER: &str = include_str!("../../docs/operating_the_nodes.md");
+
+/// What the manifests of Kubernetes give the nodes.
+const SECRET: &str = include_str!("../../examples/kubernetes/secret.yaml");
 
 const FENCES: u64 = 10_000;

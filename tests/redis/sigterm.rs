@@ -31,6 +31,9 @@ fn start(example: &str, cluster: &Cluster, grace_ms: &str) -> (ChildProcess, Soc
 async fn sigterm_lets_requests_in_flight_finish_and_leaves_no_lock() {
     let cluster = Cluster::start(3);
     let (mut server, addr) = start("graceful_shutdown", &cluster, "10000");
+    for probe in ["/livez", "/readyz"] {
+        assert_eq!(request(addr, "GET", probe, &[], b"").await.status, 200);
+    }
     let jobs: Vec<_> = (0..20)
         .map(|i| {
             let path = format!("/jobs/{i}?ms={}", 300 + i * 20);
