@@ -22,6 +22,7 @@
 //! | look up a setting and its default | [Settings](settings) |
 //! | look up a status, a code or a message | [Troubleshooting](troubleshooting) |
 //! | see locks in logs, metrics and alerts | [Observability](observability) |
+//! | rent the Redis servers from a provider | [Managed servers](managed_servers) |
 //! | spread the keys over several groups of servers | [Scaling out](scaling_out) |
 //! | replace another Redlock library | [Migrating](migrating) |
 //! | compare libraries and other kinds of locks | [Comparison](comparison) |
@@ -75,6 +76,10 @@ pub mod clients {}
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/operating_the_nodes.md")]
 pub mod operating_the_nodes {}
+
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/managed_servers.md")]
+pub mod managed_servers {}
 
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/scaling_out.md")]

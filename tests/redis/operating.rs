@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::{Deadline, RedisServer, Reply, TTL, use_all};
+use support::{Deadline, Log, RedisServer, Reply, TTL, use_all};
 use tower_redlock::deadpool_redis::{Hook, Manager, Pool};
 use tower_redlock::{LockError, Redlock, RedlockBuilder, Released, RestartGuard};
 
@@ -138,6 +138,35 @@ async fn full_server_refuses_new_locks_and_extends_and_releases_held_ones() {
         assert_eq!(guard.release().await, Ok(Released::Freed));
     }
     assert!(!server.exists("redlock:{one}") && !server.exists("redlock:{three}"));
+}
+
+#[tokio::test]
+async fn server_that_evicts_forgets_a_held_lock_and_the_log_warns_of_it() {
+    let server = RedisServer::start_with_args(&[
+        "--maxmemory",
+        "100mb",
+        "--maxmemory-policy",
+        "volatile-lru",
+    ]);
+    let log = Log::default();
+    let _guard = log.subscribe();
+    wait_until_it_may_vote(&server).await;
+    let warning = "redlock node may evict locks and fences; set its maxmemory-policy to noeviction";
+    assert!(log.text().contains(warning), "{}", log.text());
+    let [ours, theirs] = [(); 2].map(|()| {
+        let builder = guarded().ttl(TTL).renew(false);
+        builder.urls([server.url()]).build().unwrap()
+    });
+    let first = ours.try_lock("k").await.unwrap();
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let deadline = Deadline::after(Duration::from_secs(5));
+    while server.exists("redlock:{k}") {
+        assert!(!deadline.is_over(), "nothing was evicted");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    server.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    let second = theirs.try_lock("k").await.unwrap();
+    assert!(first.is_valid() && second.is_valid());
 }
 
 #[tokio::test]
