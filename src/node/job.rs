@@ -34,6 +34,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::Span;
 
 use crate::node::failure::NodeFailure;
 #[cfg(feature = "redis")]
@@ -193,7 +194,7 @@ impl Job {
     pub(crate) fn answer(&mut self, outcome: Result<Reply, NodeFailure>) {
         let again = VoteSender {
             channel: Arc::clone(&self.sender.channel),
-            without_record: None,
+            extras: None,
             ..self.sender
         };
         std::mem::replace(&mut self.sender, again).send(outcome);
@@ -302,10 +303,32 @@ pub(crate) struct VoteSender {
     phase: u32,
     node: usize,
     is_used: bool,
-    /// The vote to send if the node has no record: it may be read from, but must not vote. Boxed because it
-    /// is rare, and every request carries a sender.
-    without_record: Option<Box<NodeFailure>>,
+    /// Boxed because it is rare, and every request carries a sender.
+    extras: Option<Box<Extras>>,
     subscribers: Option<u32>,
+}
+
+/// What few requests carry.
+#[derive(Debug, Default)]
+struct Extras {
+    /// The vote to send if the node has no record: it may be read from, but must not vote.
+    without_record: Option<NodeFailure>,
+    /// The span of the request, which ends with the vote.
+    span: Option<Span>,
+}
+
+impl Extras {
+    fn apply_to(self, outcome: Result<Reply, NodeFailure>) -> Result<Reply, NodeFailure> {
+        let failure = self.without_record;
+        let outcome = match failure.filter(|_| outcome == Ok(Reply::NotDone)) {
+            Some(failure) => Err(failure),
+            None => outcome,
+        };
+        if let Some(span) = self.span.filter(|_| outcome.is_err()) {
+            span.record("otel.status_code", "ERROR");
+        }
+        outcome
+    }
 }
 
 /// One node's vote in one phase of a lease.
@@ -380,7 +403,7 @@ impl VoteReceiver {
             phase: self.channel.phase.load(Ordering::Relaxed),
             node,
             is_used: false,
-            without_record: None,
+            extras: None,
             subscribers: None,
         }
     }
@@ -446,11 +469,11 @@ impl Drop for VoteReceiver {
 impl VoteSender {
     /// Sends the vote.
     pub(crate) fn send(mut self, outcome: Result<Reply, NodeFailure>) {
-        let failure = self.without_record.take();
-        self.push(match failure.filter(|_| outcome == Ok(Reply::NotDone)) {
-            Some(failure) => Err(*failure),
+        let outcome = match self.extras.take() {
+            Some(extras) => extras.apply_to(outcome),
             None => outcome,
-        });
+        };
+        self.push(outcome);
     }
 
     /// Adds the number of subscribers that the node published the release to.
@@ -461,7 +484,13 @@ impl VoteSender {
     /// Turns "there is no record" into this failure: the node may be read from, but must not vote.
     #[cfg(feature = "redis")]
     pub(crate) fn fail_without_record(&mut self, failure: NodeFailure) {
-        self.without_record = Some(Box::new(failure));
+        self.extras.get_or_insert_default().without_record = Some(failure);
+    }
+
+    /// Sets the span of the request.
+    #[cfg(feature = "redis")]
+    pub(crate) fn set_span(&mut self, span: Span) {
+        self.extras.get_or_insert_default().span = Some(span);
     }
 
     /// Returns whether the receiver still waits for votes of this phase.

@@ -17,6 +17,7 @@ mod locks;
 mod metrics_endpoint;
 mod node_faults;
 mod node_messages;
+mod node_spans;
 mod operating;
 mod operators;
 mod other_clients;

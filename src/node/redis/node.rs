@@ -4,6 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::field::Empty;
+use tracing::trace_span;
+
 use crate::node::failure::NodeFailure;
 use crate::node::home::Home;
 use crate::node::job::Job;
@@ -38,6 +41,26 @@ impl RedisNode {
             server,
         }
     }
+
+    /// Opens the span of a request, within that of its lock, unless it is disabled. Its fields have the names of OpenTelemetry.
+    fn open_span(&self, job: &mut Job) {
+        let host_and_port = || {
+            let (host, port) = self.server.name.rsplit_once(':')?;
+            Some((host, port.parse::<u16>().ok()?))
+        };
+        let span = trace_span!(
+            "redlock.node",
+            otel.kind = "client",
+            otel.status_code = Empty,
+            db.system.name = "redis",
+            db.operation.name = job.operation().name,
+            server.address = host_and_port().map_or(&*self.server.name, |(host, _)| host),
+            server.port = host_and_port().map(|(_, port)| port),
+        );
+        if !span.is_disabled() {
+            job.sender.set_span(span);
+        }
+    }
 }
 
 /// Not derived, because most of its state is of no use to a reader of logs.
@@ -61,7 +84,8 @@ impl Node for RedisNode {
         &self.server.name
     }
 
-    fn submit(&self, job: Job) {
+    fn submit(&self, mut job: Job) {
+        self.open_span(&mut job);
         // A request to a node that is down does not even wake the lane. A release does: its acquisition may have
         // reached the server.
         let job = match self.server.failure() {
@@ -80,7 +104,8 @@ impl Node for RedisNode {
         }
     }
 
-    fn fetch(&self, job: Job) {
+    fn fetch(&self, mut job: Job) {
+        self.open_span(&mut job);
         if let Some(failure @ NodeFailure::Unreachable { .. }) = self.server.failure() {
             job.sender.send(Err(failure));
             return;

@@ -1,0 +1,72 @@
+//! The spans of requests to nodes, with the names of OpenTelemetry.
+
+use std::time::Duration;
+
+use support::{Deadline, Log, RedisServer, subscribe};
+use tower_redlock::{Redlock, RestartGuard};
+use tracing::Level;
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::fmt::format::FmtSpan;
+
+/// Makes this thread log the end of each span.
+fn log_spans(log: &Log, level: Level) -> DefaultGuard {
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_max_level(level)
+        .with_span_events(FmtSpan::CLOSE);
+    subscribe(subscriber.with_writer(move || writer.clone()).finish())
+}
+
+fn redlock(server: &RedisServer) -> Redlock {
+    let builder = Redlock::builder().node_timeout(Duration::from_millis(500));
+    let builder = builder.restart_guard(RestartGuard::Off).url(server.url());
+    builder.build().unwrap()
+}
+
+#[tokio::test]
+async fn request_to_a_node_is_a_span_of_its_lock_with_names_of_opentelemetry() {
+    let server = RedisServer::start();
+    let log = Log::default();
+    let _guard = log_spans(&log, Level::TRACE);
+    let redlock = redlock(&server);
+    let guard = redlock.lock("k").label("job").await.unwrap();
+    guard.release().await.unwrap();
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    redlock.try_lock("k").label("job").await.unwrap_err();
+    let port = server.port();
+    for (op, status) in [
+        ("acquire", ""),
+        ("release", ""),
+        ("acquire", " otel.status_code=\"ERROR\""),
+    ] {
+        let span = format!(
+            ":redlock.node{{otel.kind=\"client\" db.system.name=\"redis\" db.operation.name=\"{op}\" \
+             server.address=\"127.0.0.1\" server.port={port}{status}}}: "
+        );
+        let is_told = |line: &str| {
+            line.contains("redlock.lock{resource=\"job\"")
+                && line.contains(&span)
+                && line.contains(": close")
+        };
+        let deadline = Deadline::after(Duration::from_secs(5));
+        while !log.text().lines().any(is_told) {
+            assert!(!deadline.is_over(), "{span}: {}", log.text());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn request_to_a_node_has_no_span_below_trace() {
+    let server = RedisServer::start();
+    let log = Log::default();
+    let _guard = log_spans(&log, Level::DEBUG);
+    let guard = redlock(&server).lock("k").await.unwrap();
+    guard.release().await.unwrap();
+    let text = log.text();
+    assert!(
+        text.contains("lock acquired") && !text.contains("redlock.node"),
+        "{text}"
+    );
+}
