@@ -66,6 +66,8 @@ pub use middleware::{
 };
 #[cfg(feature = "metrics")]
 pub use node::LATENCY_BUCKETS;
+#[cfg(feature = "redis")]
+pub use node::{Credentials, CredentialsProvider};
 pub use node::{NodeFailure, NodeState};
 pub use once::{
     ExecuteOnce, ExecutionHandle, InspectedKey, Inspection, Leader, LeaderWatch, ListCursor,

@@ -13,7 +13,7 @@ use crate::lock::settings::{RestartGuard, Settings, settings};
 use crate::lock::traces::Traces;
 use crate::node::Home;
 #[cfg(feature = "redis")]
-use crate::node::redis::{Guard, Timeouts};
+use crate::node::redis::{AnyProvider, CredentialsProvider, Guard, Login, Timeouts};
 use crate::protocol::{Namespace, NodeSet, Retry};
 
 /// Builds a [`Redlock`]; [`build`](Self::build) checks all settings at once.
@@ -39,6 +39,8 @@ pub struct RedlockBuilder {
     pub(super) namespace: Option<String>,
     pub(super) settings: Settings,
     runtime: Option<Handle>,
+    #[cfg(feature = "redis")]
+    credentials: Option<Arc<dyn AnyProvider>>,
     /// The settings that were read from environment variables, and not set again.
     pub(super) variables: Vec<&'static str>,
 }
@@ -207,6 +209,32 @@ impl RedlockBuilder {
         self
     }
 
+    /// Sets the provider that is asked for the credentials of each new connection, for passwords that change while the service
+    /// runs, and for tokens. Default: the credentials in the URLs.
+    ///
+    /// It replaces the passwords in all URLs, and their users if it names one. A connection that is open stays open, whatever
+    /// happens to the password that it logged in with. To change a password without a pause, add the new one to the
+    /// servers, then let the provider return it, and remove the old one at last; see [operating the
+    /// nodes](crate::guide::operating_the_nodes#changing-passwords). A [`pool`](Self::pool) logs in itself.
+    ///
+    /// Each connection waits for its credentials for at most [`connect_timeout`](Self::connect_timeout), in addition to the time
+    /// that the server takes.
+    ///
+    /// ```
+    /// use tower_redlock::{Credentials, Redlock};
+    ///
+    /// let redlock = Redlock::builder()
+    ///     .urls(["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"])
+    ///     .credentials(Credentials::from_file("/run/secrets/redis/password").username("locker"))
+    ///     .build()?;
+    /// # Ok::<(), tower_redlock::BuildError>(())
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn credentials(mut self, provider: impl CredentialsProvider) -> Self {
+        self.credentials = Some(Arc::new(provider));
+        self
+    }
+
     /// Sets the tokio runtime in which the connections and the leases live. Default: the runtime in which
     /// [`build`](Self::build) is called, or else that of the first lock.
     ///
@@ -271,6 +299,11 @@ impl RedlockBuilder {
                 node: settings.node_timeout,
                 connect: settings.connect_timeout,
             },
+            #[cfg(feature = "redis")]
+            login: self.credentials.clone().map(|provider| Login {
+                provider,
+                limit: settings.connect_timeout,
+            }),
             #[cfg(feature = "redis")]
             guard: self.guard(&settings)?,
         };

@@ -12,7 +12,7 @@ use crate::lock::error::without_credentials;
 use crate::lock::layout::{Group, Layout};
 use crate::lock::settings::Settings;
 #[cfg(feature = "redis")]
-use crate::node::redis::{Endpoint, Guard, RedisNode, Timeouts};
+use crate::node::redis::{Endpoint, Guard, Login, RedisNode, Timeouts};
 use crate::node::{EmbeddedNode, Home, Mutex, Node};
 use crate::protocol::Quorum;
 
@@ -59,6 +59,9 @@ pub(super) struct NodeSettings {
     pub(super) home: Arc<Home>,
     #[cfg(feature = "redis")]
     pub(super) timeouts: Timeouts,
+    /// Who is asked for the credentials of connections.
+    #[cfg(feature = "redis")]
+    pub(super) login: Option<Login>,
     #[cfg(feature = "redis")]
     pub(super) guard: Option<Arc<Guard>>,
 }
@@ -351,7 +354,7 @@ impl Source {
         settings: &NodeSettings,
         names: &[Arc<str>],
     ) -> Result<Option<Arc<dyn Node>>, BuildError> {
-        let Some((setting, endpoint)) = self.endpoint(names.len()) else {
+        let Some((setting, endpoint)) = self.endpoint(names.len(), settings.login.as_ref()) else {
             return Ok(None);
         };
         let endpoint = endpoint.map_err(|(value, why)| BuildError::new(setting, value, why))?;
@@ -372,17 +375,18 @@ impl Source {
     fn endpoint(
         &self,
         number: usize,
+        login: Option<&Login>,
     ) -> Option<(&'static str, Result<Endpoint, (String, String)>)> {
         Some(match self {
             Self::Url(url) => {
-                let endpoint = Endpoint::from_url(url);
+                let endpoint = Endpoint::from_url(url, login);
                 let shown = || without_credentials(url);
                 ("url", endpoint.map_err(|why| (shown(), why)))
             }
             Self::PoolConfig(config) => {
                 let url = config.url.as_deref().map(without_credentials);
                 let url = url.unwrap_or_else(|| "a configuration without a url".into());
-                let endpoint = Endpoint::from_config(config);
+                let endpoint = Endpoint::from_config(config, login);
                 ("pool_config", endpoint.map_err(|why| (url, why)))
             }
             Self::Pool(pool) => {
@@ -412,7 +416,7 @@ impl Source {
             #[cfg(feature = "test-util")]
             Self::Simulated(numbers, _) => numbers.clone().map(|i| format!("sim-{i}")).collect(),
             #[cfg(feature = "redis")]
-            server => match server.endpoint(0) {
+            server => match server.endpoint(0, None) {
                 Some((_, Ok(endpoint))) => vec![endpoint.identity()],
                 // It is refused when its node is made.
                 Some((_, Err((value, why)))) => vec![format!("{value}: {why}")],

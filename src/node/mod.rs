@@ -40,6 +40,8 @@ pub(crate) use failure::whole_seconds;
 pub(crate) use home::Home;
 pub(crate) use job::{Job, Packet, Vote, VoteReceiver};
 pub(crate) use peers::Peers;
+#[cfg(feature = "redis")]
+pub use redis::{Credentials, CredentialsProvider};
 pub(crate) use release_signal::{ReleaseSignal, ReleaseWatch, Subscription};
 pub(crate) use sync::Mutex;
 pub(crate) use system::{NEVER, after, next_proposal, random_u64, sha256, unguessable, wall_clock};

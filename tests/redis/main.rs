@@ -6,6 +6,7 @@
 mod addresses;
 mod batches;
 mod contention;
+mod credentials;
 mod fencing_off;
 mod groups;
 mod harness;

@@ -246,8 +246,8 @@ async fn wrong_and_missing_passwords_have_their_own_remedy_in_errors_the_log_and
     for (url, why) in [
         (
             format!("redis://locker:wrong@{addr}"),
-            "the server refused the login (WRONGPASS invalid username-password pair or user is disabled); check the \
-             user and the password in its URL",
+            "AUTH was refused (WRONGPASS invalid username-password pair or user is disabled); check the \
+             user and the password in its URL, or what its CredentialsProvider returns",
         ),
         (
             format!("redis://{addr}"),

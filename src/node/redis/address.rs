@@ -2,6 +2,7 @@
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use deadpool_redis::redis::{
     ConnectionAddr, ConnectionInfo, Pipeline, ProtocolVersion, RedisConnectionInfo,
@@ -9,6 +10,7 @@ use deadpool_redis::redis::{
 use futures_util::future::select_ok;
 use tokio::net::{TcpStream, lookup_host};
 
+use crate::node::redis::credentials::Login;
 use crate::node::redis::link::ByteStream;
 
 /// The address of a server and the credentials for it.
@@ -16,6 +18,8 @@ use crate::node::redis::link::ByteStream;
 pub(super) struct Address {
     target: Target,
     pub(super) settings: RedisConnectionInfo,
+    /// Who is asked for the credentials of each connection, if they are not those of the settings.
+    pub(super) login: Option<Login>,
 }
 
 #[derive(Debug)]
@@ -33,7 +37,10 @@ impl Address {
     /// # Errors
     ///
     /// Returns the reason and the remedy.
-    pub(super) fn new(info: &ConnectionInfo) -> std::result::Result<Self, String> {
+    pub(super) fn new(
+        info: &ConnectionInfo,
+        login: Option<&Login>,
+    ) -> std::result::Result<Self, String> {
         let target = match info.addr() {
             ConnectionAddr::Tcp(host, port) => Target::Tcp(host.clone(), *port),
             ConnectionAddr::TcpTls { insecure: true, .. } => {
@@ -50,7 +57,11 @@ impl Address {
         // Requests are sent in RESP2.
         let settings = info.redis_settings().clone();
         let settings = settings.set_protocol(ProtocolVersion::RESP2);
-        Ok(Self { target, settings })
+        Ok(Self {
+            target,
+            settings,
+            login: login.cloned(),
+        })
     }
 
     /// Returns the name to show, by which a server that is listed twice is recognised.
@@ -64,20 +75,24 @@ impl Address {
         }
     }
 
-    /// Returns the commands with which a connection begins.
-    pub(super) fn greeting(&self) -> Pipeline {
+    /// Returns the commands with which a connection begins, and whether the first one is `AUTH`.
+    pub(super) async fn greeting(&self) -> std::result::Result<(Pipeline, bool), Arc<str>> {
+        let mut settings = self.settings.clone();
+        if let Some(login) = &self.login {
+            settings = login.add_to(settings, &self.name()).await?;
+        }
         let mut greeting = Pipeline::new();
-        if let Some(password) = self.settings.password() {
+        if let Some(password) = settings.password() {
             greeting.cmd("AUTH");
-            if let Some(user) = self.settings.username() {
+            if let Some(user) = settings.username() {
                 greeting.arg(user);
             }
             greeting.arg(password);
         }
-        if self.settings.db() != 0 {
-            greeting.cmd("SELECT").arg(self.settings.db());
+        if settings.db() != 0 {
+            greeting.cmd("SELECT").arg(settings.db());
         }
-        greeting
+        Ok((greeting, settings.password().is_some()))
     }
 
     /// Opens a stream to the server.
@@ -102,7 +117,7 @@ fn normalised(host: &str) -> String {
     ip.map_or_else(|_| host.to_lowercase(), |ip| ip.to_string())
 }
 
-/// Connects to all addresses of a host at once and returns the first connection: others may be unreachable.
+/// Looks a host up, connects to all its addresses at once and returns the first connection: others may be unreachable.
 async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream> {
     let found = lookup_host((host, port)).await?;
     let attempts: Vec<_> = found

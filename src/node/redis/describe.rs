@@ -23,6 +23,11 @@ pub(super) fn describe_auth(reply: &Value) -> Option<Arc<str>> {
     }
 }
 
+/// Returns whether a server refused credentials because they are wrong, or no longer right.
+pub(super) fn is_wrong_login(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if ["WRONGPASS", "NOAUTH"].contains(&error.code()))
+}
+
 /// Describes the error that a server replied with, if it did.
 pub(super) fn describe_refusal(reply: &Value) -> Option<Arc<str>> {
     let Value::ServerError(error) = reply else {
@@ -77,7 +82,7 @@ pub(super) fn with_remedy(why: String) -> String {
             "{why}; its user needs {PERMISSIONS}, on all keys of the namespace, and +select for a database other than 0"
         )
     } else if why.contains("WRONGPASS") {
-        format!("the server refused the login ({sentence}); {WRONG_LOGIN}")
+        format!("AUTH was refused ({sentence}); {WRONG_LOGIN}")
     } else if why.contains("NOAUTH") {
         format!(
             "the server requires a login ({sentence}); add it to the URL: redis://user:password@host"
@@ -106,7 +111,8 @@ const FOREIGN_DATA: &str = "the lock key (NAMESPACE:{KEY}), or its fence (:fence
     (:intent), readers (:readers) or writer (:writer), holds data of another application: delete it there, or choose another namespace";
 
 /// The remedy for a wrong login.
-const WRONG_LOGIN: &str = "check the user and the password in its URL";
+const WRONG_LOGIN: &str =
+    "check the user and the password in its URL, or what its CredentialsProvider returns";
 
 /// The permissions for publishing releases and subscribing to them.
 pub(super) const PUBLISH_PERMISSIONS: &str = "+publish +pubsub|numsub +subscribe +unsubscribe, on all channels of the namespace (&NAMESPACE:*)";
@@ -131,8 +137,8 @@ mod tests {
         let wrong = reply("WRONGPASS invalid username-password pair or user is disabled.");
         assert_eq!(
             &*describe_auth(&wrong).unwrap(),
-            "the server refused the login (WRONGPASS invalid username-password pair or user is disabled); check the \
-             user and the password in its URL"
+            "AUTH was refused (WRONGPASS invalid username-password pair or user is disabled); check the \
+             user and the password in its URL, or what its CredentialsProvider returns"
         );
         let none = reply("NOAUTH Authentication required.");
         assert_eq!(

@@ -12,8 +12,9 @@ use deadpool_redis::{Config, Connection, Runtime};
 use futures_util::FutureExt;
 
 use crate::node::redis::address::Address;
+use crate::node::redis::credentials::Login;
 use crate::node::redis::describe::{
-    describe, describe_auth, describe_panic, describe_refusal, describe_url,
+    describe, describe_auth, describe_panic, describe_refusal, describe_url, is_wrong_login,
 };
 use crate::node::redis::link::{Link, Socket};
 
@@ -37,8 +38,8 @@ impl Endpoint {
     /// # Errors
     ///
     /// Returns the reason if the URL is malformed.
-    pub(crate) fn from_url(url: &str) -> Result<Self, String> {
-        Self::from_info(url, PoolConfig::new(MAX_READS))
+    pub(crate) fn from_url(url: &str, login: Option<&Login>) -> Result<Self, String> {
+        Self::from_info(url, login, PoolConfig::new(MAX_READS))
     }
 
     /// Creates the endpoint of a pool's configuration, without connecting.
@@ -46,14 +47,14 @@ impl Endpoint {
     /// # Errors
     ///
     /// Returns the reason if the configuration names no server or several, or if its pool cannot be built.
-    pub(crate) fn from_config(config: &Config) -> Result<Self, String> {
+    pub(crate) fn from_config(config: &Config, login: Option<&Login>) -> Result<Self, String> {
         let pool = config.pool.unwrap_or_else(|| PoolConfig::new(MAX_READS));
         if pool.max_size == 0 {
             return Err("its max_size is 0; use at least 1".into());
         }
         match (&config.url, &config.connection) {
-            (Some(url), None) => Self::from_info(url.as_str(), pool),
-            (None, Some(connection)) => Self::from_info(connection.clone(), pool),
+            (Some(url), None) => Self::from_info(url.as_str(), login, pool),
+            (None, Some(connection)) => Self::from_info(connection.clone(), login, pool),
             (Some(_), Some(_)) => Err("it has both url and connection; leave one out".into()),
             (None, None) => Err("it names no server; set url or connection".into()),
         }
@@ -83,9 +84,14 @@ impl Endpoint {
         }
     }
 
-    fn from_info(info: impl IntoConnectionInfo, config: PoolConfig) -> Result<Self, String> {
+    fn from_info(
+        info: impl IntoConnectionInfo,
+        login: Option<&Login>,
+        config: PoolConfig,
+    ) -> Result<Self, String> {
         let info: Result<ConnectionInfo, RedisError> = info.into_connection_info();
-        let address = Address::new(&info.map_err(|error| describe_url(&error))?)?;
+        let info = info.map_err(|error| describe_url(&error))?;
+        let address = Address::new(&info, login)?;
         let name = address.name().into();
         Self::new(name, Connector::Address(address), config)
     }
@@ -95,6 +101,17 @@ impl Endpoint {
         let pool = builder.runtime(Runtime::Tokio1).build();
         let pool = pool.map_err(|error| error.to_string())?;
         Ok(Self { name, pool })
+    }
+}
+
+impl Connector {
+    /// Returns for how long a connection may wait for its credentials.
+    pub(super) fn login_limit(&self) -> Duration {
+        match self {
+            Self::Address(address) => address.login.as_ref().map(|login| login.limit),
+            Self::Pool(_) => None,
+        }
+        .unwrap_or_default()
     }
 }
 
@@ -138,18 +155,26 @@ impl Manager for Connector {
     }
 }
 
-/// Connects to a server, and logs in.
+/// Connects to a server, and logs in. If the server refuses the credentials of a provider, it does so once more: they may have
+/// been replaced since the provider returned them.
 async fn greet(address: &Address) -> Result<Link, Arc<str>> {
-    let stream = address.connect().await;
-    let socket = Socket::new(stream.map_err(|error| error.to_string())?);
-    let mut link = Link::Own(Box::new(socket));
-    let replies = link.exchange(&address.greeting()).await?;
-    let has_password = address.settings.password().is_some();
-    let (auth, others) = replies.split_at(usize::from(has_password).min(replies.len()));
-    let refused = auth.iter().find_map(describe_auth);
-    match refused.or_else(|| others.iter().find_map(describe_refusal)) {
-        Some(why) => Err(why),
-        None => Ok(link),
+    let mut may_repeat = address.login.is_some();
+    loop {
+        let stream = address.connect().await;
+        let socket = Socket::new(stream.map_err(|error| error.to_string())?);
+        let mut link = Link::Own(Box::new(socket));
+        // Once the server is connected, because a token for a server that is down would be of no use.
+        let (greeting, has_auth) = address.greeting().await?;
+        let replies = link.exchange(&greeting).await?;
+        let (auth, others) = replies.split_at(usize::from(has_auth).min(replies.len()));
+        if std::mem::take(&mut may_repeat) && auth.iter().any(is_wrong_login) {
+            continue;
+        }
+        let refused = auth.iter().find_map(describe_auth);
+        return match refused.or_else(|| others.iter().find_map(describe_refusal)) {
+            Some(why) => Err(why),
+            None => Ok(link),
+        };
     }
 }
 

@@ -148,7 +148,7 @@ impl AdmissionGuard {
 ///
 /// The URL is not usable.
 pub fn node_name(url: &str) -> Result<Arc<str>, String> {
-    let endpoint = Endpoint::from_url(url);
+    let endpoint = Endpoint::from_url(url, None);
     endpoint.map(|endpoint| endpoint.name)
 }
 

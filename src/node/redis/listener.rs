@@ -216,8 +216,9 @@ impl ListenerTask {
     }
 
     async fn connect(&mut self) {
-        let limit = self.server.timeouts.connect;
-        let opened = timeout(limit, self.server.pool.manager().create()).await;
+        let connector = self.server.pool.manager();
+        let limit = self.server.timeouts.connect + connector.login_limit();
+        let opened = timeout(limit, connector.create()).await;
         match opened.unwrap_or_else(|_| Err(describe_timeout(limit))) {
             Ok(link) => {
                 self.link = Some(link);

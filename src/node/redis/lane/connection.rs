@@ -176,10 +176,12 @@ impl Lane {
     /// server may have become slower.
     fn attempt_limit(&self) -> Duration {
         let longest = self.server.timeouts.connect;
-        match self.last_took {
+        let connecting = match self.last_took {
             Some(took) if self.attempts % 8 != 7 => PROBE_LIMIT.max(2 * took).min(longest),
             _ => longest,
-        }
+        };
+        // Added, so that a provider of credentials is given up first: that error names it.
+        connecting + self.server.pool.manager().login_limit()
     }
 }
 
