@@ -15,6 +15,7 @@ mod judge;
 mod leaders;
 mod list;
 mod locks;
+mod lookups;
 mod metrics_endpoint;
 mod node_faults;
 mod node_messages;
