@@ -11,6 +11,7 @@ mod fencing_off;
 mod groups;
 mod harness;
 mod home;
+mod hostile_servers;
 mod judge;
 mod leaders;
 mod list;

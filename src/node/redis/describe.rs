@@ -16,8 +16,9 @@ pub(super) fn describe_auth(reply: &Value) -> Option<Arc<str>> {
     let Value::ServerError(error) = reply else {
         return None;
     };
-    let code = error.code();
-    match ["WRONGPASS", "NOPERM", "NOAUTH"].contains(&code) {
+    let (code, details) = (error.code(), error.details().unwrap_or_default());
+    let has_no_arguments = ["WRONGPASS", "NOPERM", "NOAUTH"].contains(&code);
+    match has_no_arguments || details.starts_with(TOO_MANY) {
         true => describe_refusal(reply),
         false => Some(format!("AUTH was refused ({code}); {WRONG_LOGIN}").into()),
     }
@@ -71,8 +72,8 @@ pub(super) fn describe_url(error: &RedisError) -> String {
     format!("{why}; expected redis://[user:password@]host[:port][/db]")
 }
 
-/// Appends the remedy to an error of the server if the login is wrong or missing, if its user lacks a permission, or
-/// if a key of this crate holds foreign data.
+/// Appends the remedy to an error of the server if the login is wrong or missing, if its user lacks a permission, if it has too
+/// many connections, or if a key of this crate holds foreign data.
 ///
 /// Servers before 7.2 do not name the command that they refused within a script.
 pub(super) fn with_remedy(why: String) -> String {
@@ -87,6 +88,8 @@ pub(super) fn with_remedy(why: String) -> String {
         format!(
             "the server requires a login ({sentence}); add it to the URL: redis://user:password@host"
         )
+    } else if why.contains(TOO_MANY) {
+        format!("{why}; raise its maxclients, or close connections of others")
     } else if why.contains("WRONGTYPE") {
         format!("{why}; {FOREIGN_DATA}")
     } else {
@@ -109,6 +112,9 @@ const DENIED: [&str; 4] = [
 /// The remedy for foreign data under a key of this crate.
 const FOREIGN_DATA: &str = "the lock key (NAMESPACE:{KEY}), or its fence (:fence), record (:done), intent \
     (:intent), readers (:readers) or writer (:writer), holds data of another application: delete it there, or choose another namespace";
+
+/// The beginning of the message of a server that has too many connections.
+const TOO_MANY: &str = "max number of clients";
 
 /// The remedy for a wrong login.
 const WRONG_LOGIN: &str =
@@ -146,6 +152,14 @@ mod tests {
             "the server requires a login (NOAUTH Authentication required); add it to the URL: \
              redis://user:password@host"
         );
+    }
+
+    #[test]
+    fn server_with_too_many_connections_says_so_also_to_a_login() {
+        let full = reply("ERR max number of clients reached");
+        let why = "ERR max number of clients reached; raise its maxclients, or close connections of others";
+        assert_eq!(&*describe_auth(&full).unwrap(), why);
+        assert_eq!(&*describe_refusal(&full).unwrap(), why);
     }
 
     #[test]

@@ -79,12 +79,16 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// The connection is lost.
+    /// The connection is lost. If the server has refused a command before, the error is that refusal: a server with too many
+    /// connections replies once to a new one, and closes it.
     pub(super) async fn exchange(&mut self, commands: &Pipeline) -> Result<Vec<Value>, Arc<str>> {
         self.send_pipeline(commands);
         let mut replies = Vec::with_capacity(commands.len());
         while replies.len() < commands.len() {
-            replies.push(self.reply().await?);
+            match self.reply().await {
+                Ok(reply) => replies.push(reply),
+                Err(why) => return Err(replies.iter().find_map(describe_refusal).unwrap_or(why)),
+            }
         }
         Ok(replies)
     }
