@@ -24,7 +24,7 @@ const TABLES: [(&str, &[&str]); 3] = [
 const NO_SETTINGS: [&str; 5] = ["build", "name", "scripted", "simulated", "traces"];
 
 /// Settings of the builder that no environment variable can have; `urls` has one, which may have groups too.
-const NO_VARIABLES: [&str; 9] = [
+const NO_VARIABLES: [&str; 10] = [
     "url",
     "pool_config",
     "pool",
@@ -32,6 +32,7 @@ const NO_VARIABLES: [&str; 9] = [
     "group",
     "named_group",
     "node_group",
+    "credentials",
     "retry",
     "runtime",
 ];
