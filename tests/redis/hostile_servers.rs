@@ -291,6 +291,6 @@ async fn proxy_that_mixes_connections_up_is_a_failure_of_its_node_alone() {
     }
 }
 
-const NODE_TIMEOUT: Duration = ms(200);
+const NODE_TIMEOUT: Duration = ms(400);
 /// What a busy machine may add.
-const NOISE: Duration = ms(200);
+const NOISE: Duration = ms(400);

@@ -129,8 +129,8 @@ pub trait CredentialsProvider: Send + Sync + 'static {
     ///
     /// # Cancel safety
     ///
-    /// It is dropped if it has not returned after [`connect_timeout`](crate::RedlockBuilder::connect_timeout); the connection
-    /// fails then.
+    /// It is dropped if it has not returned after [`connect_timeout`](crate::RedlockBuilder::connect_timeout), with which the
+    /// connection fails, or if the connection is not needed any more.
     fn credentials(&self, node: &str)
     -> impl Future<Output = Result<Credentials, BoxError>> + Send;
 }
