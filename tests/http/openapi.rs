@@ -22,7 +22,7 @@ use tower_redlock::{
 };
 use utoipa::{IntoResponses, PartialSchema};
 
-use crate::scripted_bodies::{layer, lose, redlock};
+use crate::scripted_bodies::{layer, lose};
 
 /// The status and the code of each refusal that a test has met.
 #[derive(Default)]
@@ -34,6 +34,14 @@ impl Met {
         let status = answer.status.as_str();
         let code = answer.code();
         assert_eq!(code, expected, "{answer:?}");
+        // Nothing of the key, the holder and the token.
+        let shown = format!("{:?} {:?}", answer.headers, answer.body);
+        let digits = shown.split(|char: char| !char.is_ascii_digit());
+        assert!(
+            digits.into_iter().all(|number| number.len() < 13),
+            "{shown}"
+        );
+        assert!(!shown.contains("secret"), "{shown}");
         let responses = serde_json::to_value(L::responses()).unwrap();
         let response = &responses[status];
         assert!(
@@ -84,6 +92,12 @@ fn broken(kind: io::ErrorKind) -> Request<Body> {
 }
 
 /// A service that does what the query says.
+/// A process that has a label, which no refusal may show.
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    let builder = Redlock::builder().scripted(nodes).holder("secret label");
+    builder.build().unwrap()
+}
+
 fn app(nodes: &ScriptedNodes) -> Router {
     let nodes = nodes.clone();
     let work = async move |RawQuery(query): RawQuery| {
@@ -117,14 +131,19 @@ async fn of_redlock_layer(met: &mut Met) {
     )
     .await;
     check(layer(&redlock), "/?lose", "lock-lost").await;
-    let guard = redlock.try_lock("resource").note("Ann").await.unwrap();
+    let both = ["resource", "secret-7"];
+    let guard = redlock.lock_all(both).note("secret").await.unwrap();
     check(layer(&redlock), "/", "lock-contended").await;
+    check(keyed("id"), "/?id=secret-7", "lock-contended").await;
     let exposing = layer(&redlock).expose_holder(true);
     let named = Answer::to(&locked(exposing), sent("/")).await;
     let body: Value = serde_json::from_slice(&named.body).unwrap();
     let schema = serde_json::to_value(Rejection::schema()).unwrap();
     jsonschema::validate(&schema, &body).unwrap();
-    assert_eq!(body["holder"], json!({ "label": null, "note": "Ann" }));
+    assert_eq!(
+        body["holder"],
+        json!({ "label": "secret label", "note": "secret" })
+    );
     let holder = &schema["properties"]["holder"]["properties"];
     assert_eq!(holder["note"]["type"], json!(["string", "null"]));
     let waiting = layer(&redlock).wait(ms(1_000)).max_waiters(1);
