@@ -12,10 +12,12 @@
         feature = "client",
         feature = "json",
         feature = "metrics",
-        feature = "test-util"
+        feature = "test-util",
+        feature = "unstable-protocol"
     )),
     allow(
         rustdoc::broken_intra_doc_links,
+        rustdoc::private_intra_doc_links,
         reason = "the list of links of the guide also names items of features that are off"
     )
 )]
@@ -34,6 +36,17 @@ mod lock;
 pub mod middleware;
 mod node;
 mod once;
+#[cfg(not(feature = "unstable-protocol"))]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    unnameable_types,
+    unused_imports,
+    clippy::enum_variant_names,
+    reason = "it is public for the proofs, with a feature"
+)]
+mod protocol;
+#[cfg(feature = "unstable-protocol")]
 pub mod protocol;
 
 #[cfg(feature = "redis")]
@@ -140,6 +153,8 @@ pub mod key {
 pub mod test_util {
     pub use crate::lock::Traces;
     pub use crate::node::scripted::{Gate, OpKind, ScriptedNodes};
+    #[cfg(feature = "unstable-protocol")]
     pub use crate::node::sim::{SimNetwork, SimRequest, SimSubscriber};
+    #[cfg(feature = "unstable-protocol")]
     pub use crate::node::sim_env::SimEnv;
 }

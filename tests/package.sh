@@ -20,7 +20,7 @@ main() {
     printf '\n[workspace]\n' >>Cargo.toml
     # With the features that each example requires, and without those that an example must not need.
     CARGO_TARGET_DIR="$target" cargo check --examples
-    CARGO_TARGET_DIR="$target" cargo check --examples --features json,test-util
+    CARGO_TARGET_DIR="$target" cargo check --examples --features json,test-util,unstable-protocol
 }
 
 main

@@ -90,7 +90,7 @@ node_setters!(RedlockBuilder, nodes.sources);
 
 impl RedlockBuilder {
     /// Adds `count` nodes behind a network that a simulation implements.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable-protocol")]
     pub fn simulated(self, count: usize, network: Arc<dyn crate::node::sim::SimNetwork>) -> Self {
         self.with_source(Source::Simulated(0..count, network))
     }

@@ -1,7 +1,7 @@
 //! Groups of nodes as a program describes them, and the layout that is made of them.
 
 use std::fmt;
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable-protocol")]
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ pub(super) enum Source {
     Pool(deadpool_redis::Pool),
     #[cfg(feature = "test-util")]
     Scripted(crate::node::scripted::ScriptedNodes),
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable-protocol")]
     Simulated(Range<usize>, Arc<dyn crate::node::sim::SimNetwork>),
 }
 
@@ -159,7 +159,7 @@ impl NodeGroup {
     }
 
     /// Adds the nodes with these numbers behind a network that a simulation implements.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable-protocol")]
     pub fn simulated(
         self,
         nodes: Range<usize>,
@@ -330,7 +330,7 @@ impl NodeGroup {
                         nodes.push(Arc::new(crate::node::scripted::ScriptedLane::to(node)));
                     }
                 }
-                #[cfg(feature = "test-util")]
+                #[cfg(feature = "unstable-protocol")]
                 Source::Simulated(numbers, network) => {
                     for number in numbers.clone() {
                         let network = Arc::clone(network);
@@ -396,7 +396,9 @@ impl Source {
             }
             Self::Embedded(_) => return None,
             #[cfg(feature = "test-util")]
-            Self::Scripted(_) | Self::Simulated(..) => return None,
+            Self::Scripted(_) => return None,
+            #[cfg(feature = "unstable-protocol")]
+            Self::Simulated(..) => return None,
         })
     }
 }
@@ -413,7 +415,7 @@ impl Source {
                 let addresses = nodes.nodes.iter().map(Arc::as_ptr);
                 addresses.map(|at| format!("{at:p}")).collect()
             }
-            #[cfg(feature = "test-util")]
+            #[cfg(feature = "unstable-protocol")]
             Self::Simulated(numbers, _) => numbers.clone().map(|i| format!("sim-{i}")).collect(),
             #[cfg(feature = "redis")]
             server => match server.endpoint(0, None) {

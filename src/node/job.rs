@@ -44,7 +44,7 @@ use crate::node::sync::Mutex;
 use crate::node::sync::atomic::AtomicU64;
 use crate::node::sync::atomic::{AtomicU32, Ordering};
 use crate::protocol::lease::Awaited;
-#[cfg(any(feature = "redis", feature = "test-util"))]
+#[cfg(any(feature = "redis", feature = "unstable-protocol"))]
 use crate::protocol::message::Op;
 use crate::protocol::message::{Command, Reply};
 
@@ -107,7 +107,7 @@ impl Job {
 }
 
 /// For nodes that queue jobs.
-#[cfg(any(feature = "redis", feature = "test-util"))]
+#[cfg(any(feature = "redis", feature = "unstable-protocol"))]
 impl Job {
     /// Returns the operation; `None` for a health check.
     pub(crate) fn op(&self) -> Option<&Op> {
@@ -494,7 +494,7 @@ impl VoteSender {
     }
 
     /// Returns whether the receiver still waits for votes of this phase.
-    #[cfg(any(feature = "redis", feature = "test-util"))]
+    #[cfg(any(feature = "redis", feature = "unstable-protocol"))]
     pub(crate) fn is_open(&self) -> bool {
         self.channel.phase.load(Ordering::Acquire) == self.phase
     }

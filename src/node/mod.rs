@@ -11,7 +11,7 @@ mod embedded;
 mod failure;
 mod home;
 #[cfg_attr(
-    not(any(feature = "redis", feature = "test-util")),
+    not(any(feature = "redis", feature = "unstable-protocol")),
     expect(dead_code, reason = "embedded nodes answer at once")
 )]
 mod job;
@@ -25,9 +25,9 @@ pub(crate) mod redis;
 mod release_signal;
 #[cfg(feature = "test-util")]
 pub(crate) mod scripted;
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable-protocol")]
 pub(crate) mod sim;
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable-protocol")]
 pub(crate) mod sim_env;
 pub(crate) mod sync;
 mod system;

@@ -14,7 +14,9 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::traits::Node;
-use crate::protocol::message::{Command, Op, Reply, SharedOp};
+#[cfg(feature = "unstable-protocol")]
+use crate::protocol::message::{Command, Reply};
+use crate::protocol::message::{Op, SharedOp};
 
 /// How a scripted node treats the requests that reach it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,6 +165,7 @@ impl ScriptedNodes {
     /// # Panics
     ///
     /// If there is no such node.
+    #[cfg(feature = "unstable-protocol")]
     #[allow(
         clippy::must_use_candidate,
         reason = "called for its effect on the node"

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
-#[cfg(feature = "test-util")]
+#[cfg(feature = "unstable-protocol")]
 use crate::node::sim_env::SimEnv;
 
 /// The highest number this process has proposed for any key.
@@ -21,7 +21,7 @@ static LAST_PROPOSAL: AtomicU64 = AtomicU64::new(0);
 /// release any lock.
 pub(crate) fn unguessable() -> [u8; 16] {
     let mut bytes = [0; 16];
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable-protocol")]
     if let Some(random) = SimEnv::random() {
         bytes[..8].copy_from_slice(&random.to_le_bytes());
         return bytes;
@@ -74,7 +74,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
 /// The wall clock is needed because later proposals of every process must exceed the fences that a restarted node
 /// has lost.
 pub(crate) fn next_proposal() -> u64 {
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "unstable-protocol")]
     if let Some(proposal) = SimEnv::next_proposal() {
         return proposal;
     }

@@ -1,5 +1,7 @@
 //! The lock protocol as pure data: no clock, no I/O, no async, no random source.
 //!
+//! It is public for the proofs of this crate only, with the feature `unstable-protocol`, and may change in any version.
+//!
 //! # The algorithm
 //!
 //! The lock is the one of the [Redlock description]: a key with a random owner value and a ttl on
@@ -192,6 +194,7 @@ pub(crate) use placement::MAX_SLOTS;
 pub use placement::Placement;
 pub use quorum::{NodeSet, Quorum};
 pub use record::{ExecutionId, Fingerprint, Record};
-pub use retry::{OnRelease, Retry};
+pub(crate) use retry::OnRelease;
+pub use retry::Retry;
 pub use store::Store;
 pub use token::{FencingToken, OwnerToken, ParseFencingTokenError, Shown};

@@ -59,8 +59,7 @@ impl Retry {
     /// trips, because all attempts after the first successful one are in vain. `notifications` is the number of
     /// earlier releases after which the process did not get the lock: with more of them it tries sooner, so that
     /// no process waits much longer than the others.
-    #[must_use]
-    pub fn on_release(
+    pub(crate) fn on_release(
         subscribers: usize,
         notifications: u32,
         round_trip: Duration,
@@ -90,7 +89,7 @@ impl Retry {
 
 /// The reaction of a process to the notification of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnRelease {
+pub(crate) enum OnRelease {
     /// Try after this time.
     Try(Duration),
     /// Leave the lock to other processes, and try after this time without a notification: they may all have
