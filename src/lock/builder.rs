@@ -305,20 +305,13 @@ impl RedlockBuilder {
                 limit: settings.connect_timeout,
             }),
             #[cfg(feature = "redis")]
-            guard: self.guard(&settings)?,
+            guard: match settings.quarantine()? {
+                Some(window) => Guard::new(window, Some(settings.namespace.generation())),
+                None => Guard::new(Duration::ZERO, None),
+            },
         };
         let next = self.moving_to.as_deref();
         let layout = layout(&self.nodes, &self.groups, next, &nodes, &settings)?;
         Ok(Redlock::new(settings, layout))
-    }
-
-    #[cfg(feature = "redis")]
-    fn guard(&self, settings: &Settings) -> Result<Option<Arc<Guard>>, BuildError> {
-        let groups = self.groups.iter().chain(self.moving_to.iter().flatten());
-        let sources = groups.chain([&self.nodes]).flat_map(|group| &group.sources);
-        Ok(match settings.quarantine()? {
-            Some(window) => Some(Guard::new(window, Some(settings.namespace.generation()))),
-            None => (sources.count() > 1).then(|| Guard::new(Duration::ZERO, None)),
-        })
     }
 }

@@ -63,7 +63,7 @@ pub(super) struct NodeSettings {
     #[cfg(feature = "redis")]
     pub(super) login: Option<Login>,
     #[cfg(feature = "redis")]
-    pub(super) guard: Option<Arc<Guard>>,
+    pub(super) guard: Arc<Guard>,
 }
 
 /// A group, with the name that it has in its layout.
@@ -76,9 +76,9 @@ macro_rules! node_setters {
             /// Adds a Redis server by its URL: `redis://[user:password@]host[:port][/db]`, `rediss://` for
             /// TLS (feature `tls-rustls`), `unix://path`.
             ///
-            /// The server must be an independent master, reached directly: not a replica, a cluster node or a proxy that
-            /// fails over. Its version must be 6.2 or later. All clients must name the same servers. See [operating the
-            /// nodes](crate::guide::operating_the_nodes) for rights, certificates and more.
+            /// The server must be an independent master, reached directly: not a replica or a proxy that fails over. In
+            /// cluster mode, it must have all hash slots. Its version must be 6.2 or later. All clients must name the same
+            /// servers. See [operating the nodes](crate::guide::operating_the_nodes) for rights, certificates and more.
             #[cfg(feature = "redis")]
             pub fn url(self, url: impl AsRef<str>) -> Self {
                 self.with_source(Source::Url(url.as_ref().to_owned()))
@@ -363,7 +363,7 @@ impl Source {
                           that stays keeps its name";
             return Err(BuildError::new(setting, &endpoint.name, remedy));
         }
-        let (guard, home) = (settings.guard.clone(), &settings.home);
+        let (guard, home) = (Arc::clone(&settings.guard), &settings.home);
         let node = RedisNode::new(endpoint, settings.timeouts, guard, home);
         Ok(Some(Arc::new(node)))
     }

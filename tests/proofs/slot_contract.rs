@@ -445,7 +445,9 @@ fn each_script_that_frees_a_lock_publishes_the_number_of_its_subscribers() {
         let count = i64::try_from(subscribers.len()).unwrap();
         let is_shared = keys[1..] == ["readers"] && args[0] == "owner";
         let value = if is_shared { "shared" } else { "owner" };
-        node.call(&["MSET", "lock", value, "unheard", value, "fence", "1 owner"]);
+        for (key, value) in [("lock", value), ("unheard", value), ("fence", "1 owner")] {
+            node.call(&["SET", key, value]);
+        }
         node.call(&["ZADD", "readers", "9999999999999", "owner"]);
         let [keys, args] = [keys, args].map(|parts| {
             let parts = parts.iter().map(|part| part.as_bytes());

@@ -319,6 +319,8 @@ fn home_that_ends_with_locks_requests_and_releases_leaves_nothing() {
     let other = many_threads();
     let wire = other.block_on(Proxy::start(server.addr()));
     let redlock = builder([wire.url()]).ttl(secs(60)).node_timeout(secs(2));
+    // The next home may connect over the slow wire.
+    let redlock = redlock.connect_timeout(secs(5));
     let home = many_threads();
     let redlock = redlock.runtime(home.handle().clone()).build().unwrap();
     let lock = |key: &'static str| other.block_on(redlock.lock(key).into_future()).unwrap();

@@ -5,6 +5,7 @@
 
 mod addresses;
 mod batches;
+mod cluster_mode;
 mod contention;
 mod credentials;
 mod fencing_off;

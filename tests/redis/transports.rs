@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::Request;
 use axum::routing::post;
 use futures_util::future::join_all;
-use support::{RedisServer, free_port, use_every_connection, wait_until, why_unreachable};
+use support::{RedisServer, free_port, not_run, use_every_connection, wait_until, why_unreachable};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, timeout};
@@ -33,6 +33,9 @@ async fn unix_socket_carries_locks_subscriptions_and_records() {
 #[tokio::test]
 async fn database_and_user_of_a_url_are_used() {
     let server = RedisServer::start();
+    if server.is_in_cluster_mode() {
+        return not_run("another database: there is only one in cluster mode");
+    }
     server.command(&[
         "ACL",
         "SETUSER",

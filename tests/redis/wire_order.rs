@@ -65,7 +65,10 @@ fn by_owner(log: &MonitorLog) -> HashMap<String, Vec<bool>> {
     for line in log.lines() {
         let words: Vec<_> = line.split('"').skip(1).step_by(2).collect();
         let (asked, acquires): (Vec<&str>, _) = match words.as_slice() {
-            [evalsha, _hash, keys, rest @ ..] if evalsha.eq_ignore_ascii_case("evalsha") => {
+            // In cluster mode, the keys are not declared.
+            [evalsha, _hash, "0", keys, rest @ ..] | [evalsha, _hash, keys, rest @ ..]
+                if evalsha.eq_ignore_ascii_case("evalsha") =>
+            {
                 let Ok(keys) = keys.parse() else { continue };
                 let (keys, args) = rest.split_at(keys);
                 // Also the confirmation of a token, which has no place behind a release either.

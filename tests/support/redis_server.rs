@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -57,21 +58,20 @@ impl RedisServer {
         server
     }
 
-    /// Starts a server that is a Redis Cluster of its own, with all slots.
-    pub fn start_as_redis_cluster() -> Self {
-        // The usual port is ten thousand above the server's, which may be too high.
-        let port = free_port().to_string();
-        let server = Self::start_with_args(&["--cluster-enabled", "yes", "--cluster-port", &port]);
-        let assigned = server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-        assert_eq!(assigned.as_str(), Some("OK"), "{assigned:?}");
-        let deadline = Deadline::after(START);
-        while !text(&server.command(&["CLUSTER", "INFO"])).contains("cluster_state:ok") {
-            assert!(deadline.pause(), "the cluster is not up after {START:?}");
+    /// Starts a server in cluster mode, with these of the 16,384 hash slots.
+    pub fn start_in_cluster_mode(slots: Range<u16>) -> Self {
+        let mut server = Self::launch_as(Vec::new(), cluster_mode());
+        server.wait_for_an_answer();
+        if !slots.is_empty() {
+            server.add_slots(slots);
         }
         server
     }
 
-    fn launch_as(envs: Vec<(String, String)>, args: Vec<String>) -> Self {
+    fn launch_as(envs: Vec<(String, String)>, mut args: Vec<String>) -> Self {
+        if std::env::var_os("REDIS_CLUSTER_MODE").is_some() && args.is_empty() {
+            args = cluster_mode();
+        }
         let mut server = Self {
             port: free_port(),
             dir: temp_dir(),
@@ -84,8 +84,22 @@ impl RedisServer {
         server
     }
 
-    /// Waits until a launched server answers; moves it if its port was taken in the meantime.
+    /// Waits until a launched server answers, and has all hash slots if it is in cluster mode; moves it if its port was
+    /// taken in the meantime.
     pub fn wait_until_ready(&mut self) {
+        self.wait_for_an_answer();
+        if self.is_in_cluster_mode() {
+            self.add_slots(ALL_SLOTS);
+        }
+    }
+
+    /// Returns whether the server is in cluster mode, as all servers are with the environment variable
+    /// `REDIS_CLUSTER_MODE`.
+    pub fn is_in_cluster_mode(&self) -> bool {
+        self.args.first().is_some_and(|arg| arg == CLUSTER_ENABLED)
+    }
+
+    fn wait_for_an_answer(&mut self) {
         for _ in 0..PORTS_TO_TRY {
             if self.answers_on_its_port() {
                 return;
@@ -94,6 +108,30 @@ impl RedisServer {
             self.spawn();
         }
         panic!("redis-server found its port taken on {PORTS_TO_TRY} free ports");
+    }
+
+    /// Gives hash slots to a server that has none.
+    #[track_caller]
+    fn add_slots(&self, slots: Range<u16>) {
+        let is_all = slots == ALL_SLOTS;
+        let slots: Vec<_> = slots.map(|slot| slot.to_string()).collect();
+        let command = ["CLUSTER", "ADDSLOTS"].into_iter();
+        let command: Vec<_> = command.chain(slots.iter().map(String::as_str)).collect();
+        let added = self.command(&command);
+        assert_eq!(added.as_str(), Some("OK"), "{added:?}");
+        if is_all {
+            self.wait_for_its_cluster();
+        }
+    }
+
+    /// Waits until a server that has all hash slots uses them, which it does two seconds after its start.
+    #[track_caller]
+    fn wait_for_its_cluster(&self) {
+        let deadline = Deadline::after(START);
+        while !text(&self.command(&["CLUSTER", "INFO"])).contains("cluster_state:ok") {
+            assert!(deadline.pause(), "the cluster is not up after {START:?}");
+        }
+        self.command(&["CONFIG", "RESETSTAT"]);
     }
 
     /// Returns the server's port, which stays the same over a restart.
@@ -162,9 +200,13 @@ impl RedisServer {
         loop {
             self.spawn();
             if self.answers_on_its_port() {
-                return;
+                break;
             }
             assert!(deadline.pause(), "port {} was taken", self.port);
+        }
+        if self.is_in_cluster_mode() {
+            // It has kept its slots, in a file.
+            self.wait_for_its_cluster();
         }
     }
 
@@ -347,6 +389,11 @@ fn is_stopped(pid: u32) -> bool {
         .is_some_and(|rest| rest.starts_with('T'))
 }
 
+/// The arguments of a server in cluster mode. Its port for other servers is ten thousand above its own.
+fn cluster_mode() -> Vec<String> {
+    [CLUSTER_ENABLED, "yes"].map(str::to_owned).into()
+}
+
 fn temp_dir() -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -358,6 +405,9 @@ fn temp_dir() -> PathBuf {
 }
 
 const PORTS_TO_TRY: u32 = 5;
+
+const CLUSTER_ENABLED: &str = "--cluster-enabled";
+const ALL_SLOTS: Range<u16> = 0..16_384;
 
 /// How long a server may take to answer: generous, because tests start many at once.
 const START: Duration = Duration::from_secs(20);

@@ -32,7 +32,12 @@ impl ScriptNode {
     #[track_caller]
     pub fn load_scripts(&mut self) {
         self.hashes.clear();
+        let beginning = match self.server.is_in_cluster_mode() {
+            true => include_str!("../../src/node/redis/scripts/cluster_mode.lua"),
+            false => "",
+        };
         for script in self.scripts.clone() {
+            let script = beginning.to_owned() + &script;
             let hash = self.call(&["SCRIPT", "LOAD", &script]);
             let hash = hash.as_str().expect("the script is a script");
             self.hashes.push(hash.to_owned());
@@ -43,8 +48,12 @@ impl ScriptNode {
     #[track_caller]
     pub fn eval(&mut self, script: usize, keys: &[&[u8]], args: &[&[u8]]) -> Result<Reply, String> {
         let count = keys.len().to_string();
-        let head = [b"EVALSHA", self.hashes[script].as_bytes(), count.as_bytes()];
-        let parts: Vec<&[u8]> = [&head, keys, args].concat();
+        let declared: &[&[u8]] = match self.server.is_in_cluster_mode() {
+            true => &[b"0", count.as_bytes()],
+            false => &[count.as_bytes()],
+        };
+        let head: [&[u8]; 2] = [b"EVALSHA", self.hashes[script].as_bytes()];
+        let parts: Vec<&[u8]> = [&head, declared, keys, args].concat();
         match self.connection.call_with_bytes(&parts) {
             Ok(Reply::Error(error)) => Err(error),
             Ok(reply) => Ok(reply),

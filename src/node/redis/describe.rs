@@ -80,7 +80,8 @@ pub(super) fn with_remedy(why: String) -> String {
     let sentence = why.trim_end_matches('.');
     if is_denied(&why) {
         format!(
-            "{why}; its user needs {PERMISSIONS}, on all keys of the namespace, and +select for a database other than 0"
+            "{why}; its user needs {PERMISSIONS}, on all keys of the namespace, +select for a database other than 0, and \
+             +cluster|nodes in cluster mode"
         )
     } else if why.contains("WRONGPASS") {
         format!("AUTH was refused ({sentence}); {WRONG_LOGIN}")
@@ -92,6 +93,10 @@ pub(super) fn with_remedy(why: String) -> String {
         format!("{why}; raise its maxclients, or close connections of others")
     } else if why.contains("WRONGTYPE") {
         format!("{why}; {FOREIGN_DATA}")
+    } else if ELSEWHERE.iter().any(|elsewhere| why.contains(elsewhere)) {
+        format!("{why}; {ALL_SLOTS}")
+    } else if why.contains("SELECT is not allowed") {
+        format!("{why}; leave the database out of the URL")
     } else {
         why
     }
@@ -108,6 +113,13 @@ const DENIED: [&str; 4] = [
     "The user executing the script can't",
     "ACL failure in script",
 ];
+
+/// How servers in cluster mode refuse keys of slots that they have not, or no longer; the last one within scripts.
+const ELSEWHERE: [&str; 3] = ["MOVED ", "ASK ", "access a non local key"];
+
+/// The remedy for a server that has some of the hash slots. Requests never follow a key to another server, whose vote
+/// is another one.
+pub(super) const ALL_SLOTS: &str = "a node in cluster mode must have all of them: add them, or list a server that is not in cluster mode";
 
 /// The remedy for foreign data under a key of this crate.
 const FOREIGN_DATA: &str = "the lock key (NAMESPACE:{KEY}), or its fence (:fence), record (:done), intent \
@@ -160,6 +172,18 @@ mod tests {
         let why = "ERR max number of clients reached; raise its maxclients, or close connections of others";
         assert_eq!(&*describe_auth(&full).unwrap(), why);
         assert_eq!(&*describe_refusal(&full).unwrap(), why);
+    }
+
+    #[test]
+    fn keys_of_another_server_have_a_remedy() {
+        for refused in [
+            "MOVED 3999 127.0.0.1:6381",
+            "ASK 3999 127.0.0.1:6381",
+            "ERR Script attempted to access a non local key in a cluster node script: 6f80, on @user_script:1.",
+        ] {
+            let why = describe_refusal(&reply(refused)).unwrap();
+            assert_eq!(*why, format!("{refused}; {ALL_SLOTS}"));
+        }
     }
 
     #[test]

@@ -75,7 +75,11 @@ impl RequestCheck {
     /// Creates the check of a server.
     #[must_use]
     pub fn new(key: Option<Arc<[u8]>>, generation: Option<Generation>) -> Self {
-        Self(GenerationCheck { key, generation })
+        Self(GenerationCheck {
+            key,
+            generation,
+            in_cluster_mode: false,
+        })
     }
 
     /// Returns whether two requests may share a call.

@@ -30,7 +30,7 @@ use deadpool_redis::redis::{Value, cmd, from_redis_value, pipe};
 use tokio::time::Instant;
 
 use crate::node::Mutex;
-use crate::node::redis::describe::describe_refusal;
+use crate::node::redis::describe::{ALL_SLOTS, describe_refusal};
 use crate::node::redis::link::Link;
 use crate::node::redis::table::ADMIT;
 use crate::node::system::unguessable;
@@ -71,6 +71,8 @@ pub(super) struct Admission {
     pub(super) generation: Option<Generation>,
     /// The remaining time of the quarantine, or zero.
     pub(super) left: Duration,
+    /// Whether it runs in cluster mode, with all hash slots.
+    pub(super) in_cluster_mode: bool,
 }
 
 impl Guard {
@@ -104,10 +106,10 @@ impl Guard {
         link: &mut Link,
         attempt: Duration,
     ) -> Result<Admission, Arc<str>> {
-        let introduction = match &self.generation_key {
+        let (introduction, in_cluster_mode) = match &self.generation_key {
             Some(generation_key) => self.interrogate(generation_key, node, link).await?,
             None => match self.identify(node, link).await? {
-                Some(introduction) => introduction,
+                Some(introduced) => introduced,
                 None => return Ok(Admission::default()),
             },
         };
@@ -116,23 +118,25 @@ impl Guard {
             run_id: Some(Arc::clone(&introduction.run_id)),
             generation: Some(generation).filter(|_| self.generation_key.is_some()),
             left: self.introduce(node, introduction, attempt),
+            in_cluster_mode,
         })
     }
 
-    /// Asks a server for its generation.
+    /// Asks a server for its generation, and whether it runs in cluster mode.
     async fn interrogate(
         &self,
         generation_key: &[u8],
         node: &Arc<str>,
         link: &mut Link,
-    ) -> Result<Introduction, Arc<str>> {
+    ) -> Result<(Introduction, bool), Arc<str>> {
         let info = link.call(cmd("INFO")).await;
         let info = info.map_err(|why| refused("INFO", &why))?;
         let info: String = from_redis_value(info).unwrap_or_default();
         let (run_id, uptime) = identity(&info)?;
+        let in_cluster_mode = cluster_mode(&info, link).await?;
         let random = OwnerToken::from_random(unguessable());
         let mut admit = cmd("EVALSHA");
-        admit.arg(ADMIT.word()).arg(1).arg(generation_key);
+        admit.arg(ADMIT.word(false)).arg(1).arg(generation_key);
         admit.arg(random.to_value()).arg(run_id);
         let stamp = link.call(admit).await;
         let stamp = stamp.map_err(|why| refused("the admission", &why))?;
@@ -150,22 +154,23 @@ impl Guard {
                 "redlock node may evict locks and fences; set its maxmemory-policy to noeviction"
             );
         }
-        Ok(Introduction {
+        let introduction = Introduction {
             run_id: run_id.into(),
             replication_id: field(&info, "master_replid").unwrap_or_default().into(),
             uptime,
             generation,
             now,
-        })
+        };
+        Ok((introduction, in_cluster_mode))
     }
 
-    /// Asks a server which one it is, without any restart guard. It must not vote for a while if another name led to
-    /// it before.
+    /// Asks a server which one it is, and whether it runs in cluster mode, without any restart guard. It must not vote
+    /// for a while if another name led to it before.
     async fn identify(
         &self,
         node: &Arc<str>,
         link: &mut Link,
-    ) -> Result<Option<Introduction>, Arc<str>> {
+    ) -> Result<Option<(Introduction, bool)>, Arc<str>> {
         let replies = link.exchange(pipe().cmd("INFO").arg("server")).await;
         let reply = replies?.pop().unwrap_or(Value::Nil);
         let refusal = describe_refusal(&reply);
@@ -178,20 +183,21 @@ impl Guard {
                 tracing::warn!(
                     node = &**node,
                     %why,
-                    "redlock node does not tell its run_id, so a server that is listed twice is not noticed; \
-                     permit INFO, or make sure that every server is listed once"
+                    "redlock node does not tell its run_id, so a server that is listed twice, or is in cluster mode, is \
+                     not noticed; permit INFO, or make sure that every server is listed once and is not in cluster mode"
                 );
             }
             return Ok(None);
         };
-        Ok(Some(Introduction {
+        let introduction = Introduction {
             run_id: run_id.into(),
             replication_id: run_id.into(),
             // Never quarantined.
             uptime: Duration::MAX,
             generation: Generation::new(&OwnerToken::from_random([0; 16]), Duration::ZERO, run_id),
             now: Duration::ZERO,
-        }))
+        };
+        Ok(Some((introduction, cluster_mode(&info, link).await?)))
     }
 
     /// Stores the introduction of a server, and returns for how long it must not vote.
@@ -270,6 +276,22 @@ impl Observed {
             self.former.push((Arc::clone(node), before, now));
         }
         left.unwrap_or_default()
+    }
+}
+
+/// Returns whether a server runs in cluster mode. One without all hash slots is an error: it refuses the other keys.
+async fn cluster_mode(info: &str, link: &mut Link) -> Result<bool, Arc<str>> {
+    // Valkey has another name for it.
+    let mode = field(info, "redis_mode").or_else(|| field(info, "server_mode"));
+    if mode != Some("cluster") {
+        return Ok(false);
+    }
+    let nodes = link.call_all(pipe().cmd("CLUSTER").arg("NODES")).await?;
+    let nodes = from_redis_value::<Vec<String>>(Value::Array(nodes)).unwrap_or_default();
+    let mut lines = nodes.iter().flat_map(|nodes| nodes.lines());
+    match lines.any(|line| line.contains("myself,master") && line.ends_with(" 0-16383")) {
+        true => Ok(true),
+        false => Err(format!("it has not all hash slots of its Redis Cluster; {ALL_SLOTS}").into()),
     }
 }
 

@@ -31,7 +31,7 @@ impl RedisNode {
     pub(crate) fn new(
         endpoint: Endpoint,
         timeouts: Timeouts,
-        guard: Option<Arc<Guard>>,
+        guard: Arc<Guard>,
         home: &Arc<Home>,
     ) -> Self {
         let is_known = endpoint.address().is_some();

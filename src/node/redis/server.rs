@@ -43,8 +43,7 @@ pub(super) struct RedisServer {
     /// The connections for reading records. Its manager also makes those of lanes, which never enter the pool.
     pub(super) pool: Pool<Connector>,
     pub(super) timeouts: Timeouts,
-    /// The restart guard; `None` if it is off and there is no other server.
-    pub(super) guard: Option<Arc<Guard>>,
+    pub(super) guard: Arc<Guard>,
     pub(super) inbox: Inbox,
     /// Where its tasks live.
     pub(super) home: Arc<Home>,
@@ -82,7 +81,7 @@ impl RedisServer {
     pub(super) fn new(
         endpoint: Endpoint,
         timeouts: Timeouts,
-        guard: Option<Arc<Guard>>,
+        guard: Arc<Guard>,
         home: &Arc<Home>,
     ) -> Self {
         Self {
@@ -123,8 +122,7 @@ impl RedisServer {
     /// Returns the failure of a request that is not sent because the node is down or must not vote, as far as that is
     /// known. Otherwise, the request waits until the lane knows more; if there is no lane, it starts one.
     pub(super) fn failure(&self) -> Option<NodeFailure> {
-        let guard = self.guard.as_ref();
-        if self.is_open() && guard.is_none_or(|guard| !guard.has_duplicates()) {
+        if self.is_open() && !self.guard.has_duplicates() {
             return None;
         }
         self.is_known().then(|| self.last_failure()).flatten()
@@ -174,7 +172,7 @@ impl RedisServer {
 
     /// Returns why the node must not vote if another node leads to the same server.
     pub(super) fn duplicate(&self) -> Option<Arc<str>> {
-        let other = self.guard.as_ref()?.duplicate_of(&self.name)?;
+        let other = self.guard.duplicate_of(&self.name)?;
         let why = format!("{} and {other} are one server; list it once", self.name);
         Some(why.into())
     }
@@ -200,12 +198,6 @@ impl RedisServer {
     pub(super) fn disconnected(&self, why: &Arc<str>) -> NodeFailure {
         let (node, why) = (Arc::clone(&self.name), Arc::clone(why));
         NodeFailure::Disconnected { node, why }
-    }
-
-    /// Returns how long the server must not vote after it has lost its memory.
-    pub(super) fn window(&self) -> Duration {
-        let guard = self.guard.as_ref();
-        guard.map_or(Duration::ZERO, |guard| guard.window())
     }
 
     /// Forgets what is known, because no lane observes the server any more.

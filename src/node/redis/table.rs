@@ -15,6 +15,7 @@
 //! scripts read all keys by one `MGET` before the first write, so no key may come twice in a call. A call for a single
 //! request would take longer than its own script, which is used instead.
 
+use std::borrow::Cow;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -49,10 +50,10 @@ pub(crate) struct Operation {
 #[derive(Debug)]
 pub(super) enum Verb {
     Plain(&'static str),
-    /// A script, which commands name by its SHA-1 hash.
+    /// A script, which commands name by its SHA-1 hash; the second one is for servers in cluster mode.
     Lua {
         code: &'static str,
-        hash: OnceLock<String>,
+        hashes: [OnceLock<String>; 2],
     },
 }
 
@@ -112,7 +113,7 @@ macro_rules! lua {
     ($($file:literal),+) => {
         Verb::Lua {
             code: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
-            hash: OnceLock::new(),
+            hashes: [OnceLock::new(), OnceLock::new()],
         }
     };
 }
@@ -230,19 +231,30 @@ pub(super) static ADMIT: Verb = lua!("admit");
 
 impl Verb {
     /// Returns the command, or the hash of the script.
-    pub(super) fn word(&self) -> &str {
+    pub(super) fn word(&self, in_cluster_mode: bool) -> &str {
         match self {
             Plain(command) => command,
-            Self::Lua { code, hash } => {
-                hash.get_or_init(|| Script::new(code).get_hash().to_owned())
-            }
+            Self::Lua { code, hashes } => hashes[usize::from(in_cluster_mode)].get_or_init(|| {
+                let script = Script::new(&whole_script(code, in_cluster_mode));
+                script.get_hash().to_owned()
+            }),
         }
+    }
+}
+
+/// Returns a script as the server loads it.
+fn whole_script(code: &'static str, in_cluster_mode: bool) -> Cow<'static, str> {
+    match in_cluster_mode {
+        true => [UNDECLARED, include_str!("scripts/cluster_mode.lua"), code]
+            .concat()
+            .into(),
+        false => code.into(),
     }
 }
 
 /// Returns the pipeline that loads all scripts, so that commands can name them by hash. Also used after a server has
 /// forgotten them (`SCRIPT FLUSH`).
-pub(super) fn load_all() -> Pipeline {
+pub(super) fn load_all(in_cluster_mode: bool) -> Pipeline {
     let of_row = |row: &'static &Operation| {
         let shared = row.shared.as_ref().map(|shared| &shared.script);
         [Some(&row.verb), shared].into_iter().flatten()
@@ -259,18 +271,23 @@ pub(super) fn load_all() -> Pipeline {
     scripts.dedup();
     let mut pipeline = Pipeline::new();
     for code in scripts {
-        pipeline.cmd("SCRIPT").arg("LOAD").arg(code).ignore();
+        let script = whole_script(code, in_cluster_mode);
+        pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script).ignore();
     }
     pipeline
 }
 
-/// The generation that a request for a vote names, so that it counts only in the memory that was admitted.
+/// What requests on a connection have beside their commands: the generation that a request for a vote names, so that it
+/// counts only in the memory that was admitted; and where scripts find their keys.
 #[derive(Debug, Default)]
 pub(crate) struct GenerationCheck {
     /// The key of the generation, if the restart guard is on.
     pub(super) key: Option<Arc<[u8]>>,
     /// The generation of the server on this connection.
     pub(super) generation: Option<Generation>,
+    /// Whether the server is in cluster mode, where a call with keys of several hash slots is refused: the keys of a script
+    /// are then arguments, which `cluster_mode.lua` reads.
+    pub(super) in_cluster_mode: bool,
 }
 
 /// A command as it goes over the wire, but for its beginning and the generation.
@@ -390,15 +407,16 @@ pub(super) fn encode_call_into<'a>(
     };
     // A script is called by a command, and told which of the words behind it are keys.
     let is_script = matches!(verb, Verb::Lua { .. });
-    put_length(
-        output,
-        b'*',
-        keys + arguments + if is_script { 3 } else { 1 },
-    );
+    let undeclared = is_script && check.in_cluster_mode;
+    let words = if is_script { 3 } else { 1 } + usize::from(undeclared);
+    put_length(output, b'*', keys + arguments + words);
     if is_script {
         put_argument(output, b"EVALSHA");
     }
-    put_argument(output, verb.word().as_bytes());
+    put_argument(output, verb.word(undeclared).as_bytes());
+    if undeclared {
+        put_number(output, 0);
+    }
     if is_script {
         put_number(output, keys as u64);
     }
@@ -523,6 +541,9 @@ fn payload(op: &Op) -> &[u8] {
         _ => b"",
     }
 }
+
+/// Dragonfly, which can emulate cluster mode, refuses undeclared keys without this line; for others it is a comment.
+const UNDECLARED: &str = "--!df flags=allow-undeclared-keys\n";
 
 /// The size of an ordinary lock's command, or more.
 const BYTES: usize = 384;

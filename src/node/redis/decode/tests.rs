@@ -81,7 +81,7 @@ fn job_of(packet: Option<Arc<Packet>>) -> Job {
 fn check() -> GenerationCheck {
     GenerationCheck {
         key: Some(GENERATION.into()),
-        generation: None,
+        ..GenerationCheck::default()
     }
 }
 
@@ -96,7 +96,7 @@ fn encode_into(job: &Job, check: &GenerationCheck, output: &mut Vec<u8>) {
 }
 
 fn hash_of(operation: &'static Operation) -> &'static [u8] {
-    operation.verb.word().as_bytes()
+    operation.verb.word(false).as_bytes()
 }
 
 fn arguments_in(written: &[u8]) -> Vec<Vec<u8>> {

@@ -24,7 +24,6 @@ use deadpool::managed::Manager;
 use tokio::time::{Instant, timeout};
 
 use crate::node::redis::describe::describe_timeout;
-use crate::node::redis::guard::Admission;
 use crate::node::redis::lane::state::{KEEPALIVE, Lane, Live, Next, PROBE_PAUSE};
 use crate::node::redis::server::RedisServer;
 use crate::node::redis::table::{GenerationCheck, load_all};
@@ -69,9 +68,7 @@ impl Lane {
                     // This node is admitted again before it does.
                     self.live = None;
                     self.park_in_flight(&why);
-                    if let Some(guard) = &self.server.guard {
-                        guard.forget(&self.server.name);
-                    }
+                    self.server.guard.forget(&self.server.name);
                 }
                 self.refuse_parked();
             }
@@ -192,21 +189,20 @@ impl Lane {
 async fn open(server: &RedisServer, began: Instant) -> Result<Live, Arc<str>> {
     let mut link = server.pool.manager().create().await?;
     // Before the admission, whose script is one of these.
-    link.call_all(&load_all()).await?;
-    let guard = server.guard.as_deref();
-    let admission = match guard {
-        Some(guard) => {
-            let attempt = server.timeouts.connect + server.timeouts.node;
-            guard.admit(&server.name, &mut link, attempt).await?
-        }
-        None => Admission::default(),
-    };
+    link.call_all(&load_all(false)).await?;
+    let guard = &server.guard;
+    let attempt = server.timeouts.connect + server.timeouts.node;
+    let admission = guard.admit(&server.name, &mut link, attempt).await?;
+    if admission.in_cluster_mode {
+        link.call_all(&load_all(true)).await?;
+    }
     Ok(Live {
         link,
         run_id: admission.run_id,
         check: GenerationCheck {
-            key: guard.and_then(|guard| guard.generation_key.clone()),
+            key: guard.generation_key.clone(),
             generation: admission.generation,
+            in_cluster_mode: admission.in_cluster_mode,
         },
         left: admission.left,
         since: began,

@@ -172,16 +172,16 @@ impl Lane {
         if is_up_again && !self.on_recovered() {
             return;
         }
-        if forgot_scripts {
+        if let Some(live) = self.live.as_ref().filter(|_| forgot_scripts) {
             // By `SCRIPT FLUSH`.
-            self.send_pipeline(&load_all());
+            self.send_pipeline(&load_all(live.check.in_cluster_mode));
         }
         if !self.parked.is_empty() {
             self.send_parked();
         }
         if forgot_all {
             // A new connection has it admitted again.
-            self.server.set_quarantined(self.server.window());
+            self.server.set_quarantined(self.server.guard.window());
             if !self.is_probing() {
                 self.start_attempt();
             }
@@ -229,7 +229,7 @@ impl Lane {
         }
         let is_amnesia = matches!(outcome, Ok(Reply::Amnesia));
         if is_amnesia {
-            outcome = Err(self.server.quarantined(self.server.window()));
+            outcome = Err(self.server.quarantined(self.server.guard.window()));
         }
         self.finish(job, outcome);
         is_amnesia

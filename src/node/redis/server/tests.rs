@@ -21,7 +21,12 @@ pub(in super::super) fn server() -> Arc<RedisServer> {
         node: limit,
         connect: limit,
     };
-    Arc::new(RedisServer::new(endpoint, timeouts, None, &Arc::default()))
+    Arc::new(RedisServer::new(
+        endpoint,
+        timeouts,
+        Guard::new(Duration::ZERO, None),
+        &Arc::default(),
+    ))
 }
 
 #[tokio::test]

@@ -63,7 +63,11 @@ fn arguments(requests: &[Job], check: &GenerationCheck) -> Vec<String> {
 /// The restart guard off; on with a server whose generation is unknown; and with one that is known.
 fn checks() -> [GenerationCheck; 3] {
     let key = || Some(b"redlock:generation"[..].into());
-    let check = |key, generation| GenerationCheck { key, generation };
+    let check = |key, generation| GenerationCheck {
+        key,
+        generation,
+        in_cluster_mode: false,
+    };
     let known = Generation::parse(GENERATION);
     assert!(known.is_some());
     [check(None, None), check(key(), None), check(key(), known)]
@@ -117,9 +121,40 @@ fn calls_have_the_arguments_of_the_script_headers() {
             "none" => String::new(),
             number => number.to_owned(),
         };
-        let mut expected = vec!["EVALSHA".to_owned(), script.word().to_owned()];
+        let mut expected = vec!["EVALSHA".to_owned(), script.word(false).to_owned()];
         expected.extend(rest.split(' ').map(part));
         assert_eq!(arguments(&requests, check), expected, "{ops:?}, {check:?}");
+    }
+}
+
+/// Nothing else differs: servers that are not in cluster mode get declared keys.
+#[test]
+fn scripts_get_their_keys_as_arguments_in_cluster_mode() {
+    let ops = [
+        acquire(Some(5)),
+        acquire(None),
+        confirm(5),
+        Op::Release,
+        Op::Look,
+    ];
+    for (op, check) in ops.iter().flat_map(|op| checks().map(|check| (op, check))) {
+        for count in 1..3 {
+            let requests = || (0..count).map(|number| request(number, op.clone(), false));
+            let declared = arguments(&requests().collect::<Vec<_>>(), &check);
+            let there = GenerationCheck {
+                key: check.key.clone(),
+                generation: check.generation.clone(),
+                in_cluster_mode: true,
+            };
+            let undeclared = arguments(&requests().collect::<Vec<_>>(), &there);
+            if declared[0] == "EVALSHA" {
+                assert_ne!(undeclared[1], declared[1], "{op:?}");
+                assert_eq!(undeclared[2], "0", "{op:?}");
+                assert_eq!(undeclared[3..], declared[2..], "{op:?}");
+            } else {
+                assert_eq!(undeclared, declared);
+            }
+        }
     }
 }
 

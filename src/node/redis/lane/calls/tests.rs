@@ -73,6 +73,7 @@ impl Bench {
         let check = GenerationCheck {
             key: Some(b"redlock:generation"[..].into()),
             generation: Generation::parse("r:100:999999:run"),
+            ..GenerationCheck::default()
         };
         Self {
             check: Some(check),

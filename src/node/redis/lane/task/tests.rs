@@ -252,7 +252,7 @@ async fn jobs_of_a_call_without_its_script_share_calls_behind_the_scripts() {
     bench.answer(NOSCRIPT);
     assert_eq!(bench.calls(), [3]);
     assert_eq!(bench.outcomes(), []);
-    bench.answer(&"$1\r\nx\r\n".repeat(load_all().len()));
+    bench.answer(&"$1\r\nx\r\n".repeat(load_all(false).len()));
     assert_eq!(bench.calls(), [3]);
     bench.answer(":1\r\n");
     assert_eq!(

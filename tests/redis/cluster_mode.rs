@@ -1,0 +1,141 @@
+//! Servers with `cluster-enabled yes`: one that has all hash slots is a node like any other.
+
+use std::time::Duration;
+
+use support::{
+    Deadline, RedisServer, secs, until_all_up, use_every_connection, wait_until, why_unreachable,
+};
+use tower_redlock::{LockError, NodeState, Redlock, RedlockBuilder, Released, RestartGuard};
+
+const ALL_SLOTS: std::ops::Range<u16> = 0..16_384;
+const LONGEST: Duration = Duration::from_secs(20);
+const REMEDY: &str = "a node in cluster mode must have all of them: add them, or list a server that is not in \
+    cluster mode";
+
+fn unguarded() -> RedlockBuilder {
+    let builder = Redlock::builder().node_timeout(Duration::from_millis(500));
+    builder.restart_guard(RestartGuard::Off)
+}
+
+fn guarded(server: &RedisServer) -> RedlockBuilder {
+    // More than the ttl of what uses every connection.
+    let builder = unguarded()
+        .url(server.url())
+        .ttl(Duration::from_millis(1500));
+    builder
+        .namespace("guarded")
+        .restart_guard(RestartGuard::For(secs(2)))
+}
+
+#[tokio::test]
+async fn everything_works_on_a_server_that_has_all_slots() {
+    let mut server = RedisServer::start_in_cluster_mode(ALL_SLOTS);
+    let url = server.url();
+    use_every_connection(&url, || unguarded().url(&url)).await;
+    let redlock = guarded(&server).build().unwrap();
+    until_all_up(&redlock, LONGEST).await;
+    use_every_connection(&url, || guarded(&server)).await;
+    let errors = server.command(&["INFO", "errorstats"]);
+    let errors = errors.as_str().unwrap();
+    assert!(
+        !errors.contains("CROSSSLOT") && !errors.contains("MOVED"),
+        "{errors}"
+    );
+
+    // The scripts are loaded again.
+    server.command(&["SCRIPT", "FLUSH"]);
+    let guard = redlock.lock_all(["a", "b", "c"]).await.unwrap();
+    assert_eq!(guard.release().await, Ok(Released::Freed));
+
+    // It has lost its locks, and keeps its slots.
+    server.restart();
+    let deadline = Deadline::after(LONGEST);
+    while !matches!(
+        redlock.health().await.nodes[0].state,
+        NodeState::Quarantined { .. }
+    ) {
+        assert!(!deadline.is_over(), "not quarantined");
+    }
+    let refused = redlock.try_lock("a").await.unwrap_err();
+    assert!(
+        matches!(refused, LockError::Unavailable { .. }),
+        "{refused:?}"
+    );
+    until_all_up(&redlock, LONGEST).await;
+    drop(redlock.lock_all(["a", "b", "c"]).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_server_that_has_some_slots_is_refused_with_the_remedy() {
+    let server = RedisServer::start_in_cluster_mode(0..8_192);
+    for builder in [guarded(&server), unguarded().url(server.url())] {
+        let why = why_unreachable(builder).await;
+        assert!(
+            why.contains("it has not all hash slots of its Redis Cluster"),
+            "{why}"
+        );
+        assert!(why.contains(REMEDY), "{why}");
+    }
+    let why = why_unreachable(unguarded().url(server.url() + "/1")).await;
+    // Valkey 9 may have several.
+    let remedies = ["leave the database out of the URL", "out of range"];
+    let has_remedy = remedies.iter().any(|remedy| why.contains(remedy));
+    assert!(has_remedy, "{why}");
+    server.command(&["ACL", "SETUSER", "default", "-cluster"]);
+    let why = why_unreachable(guarded(&server)).await;
+    assert!(why.contains("+cluster|nodes in cluster mode"), "{why}");
+}
+
+/// Keys are never looked for at another server, which is another node or none.
+#[tokio::test]
+async fn a_slot_that_moves_away_is_a_failure_of_the_node() {
+    let server = RedisServer::start_in_cluster_mode(ALL_SLOTS);
+    let other = RedisServer::start_in_cluster_mode(0..0);
+    let [scripts, plain] = [true, false].map(|fencing| {
+        let builder = unguarded().url(server.url()).fencing(fencing);
+        builder.build().unwrap()
+    });
+    for redlock in [&scripts, &plain] {
+        redlock
+            .try_lock("k")
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+
+    server.command(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+    let id = other
+        .command(&["CLUSTER", "MYID"])
+        .as_str()
+        .unwrap()
+        .to_owned();
+    wait_until("met", LONGEST, || {
+        let nodes = server.command(&["CLUSTER", "NODES"]);
+        let mut lines = nodes.as_str().unwrap().lines();
+        lines.any(|line| line.starts_with(&id) && line.contains(" master "))
+    })
+    .await;
+    server.command(&["DEL", "redlock:{k}:fence"]);
+    let slot = server.command(&["CLUSTER", "KEYSLOT", "redlock:{k}"]);
+    let slot = slot.as_int().unwrap().to_string();
+    let moved = server.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
+    assert_eq!(moved.as_str(), Some("OK"), "{moved:?}");
+
+    for (redlock, told) in [(&scripts, "access a non local key"), (&plain, "MOVED ")] {
+        let refused = redlock.try_lock("k").await.unwrap_err().to_string();
+        assert!(
+            refused.contains(told) && refused.contains(REMEDY),
+            "{refused}"
+        );
+        drop(redlock.try_lock("of another slot").await.unwrap());
+    }
+    let why = why_unreachable(unguarded().url(server.url())).await;
+    assert!(why.contains(REMEDY), "{why}");
+    let asked = other.call_counts();
+    assert!(
+        !asked.contains_key("set") && !asked.contains_key("evalsha"),
+        "{asked:?}"
+    );
+}
