@@ -65,7 +65,8 @@ impl Retry {
         round_trip: Duration,
         random: u64,
     ) -> OnRelease {
-        let rivals = u32::try_from(subscribers).unwrap_or(u32::MAX);
+        // Valkey 9 miscounts 8, 15 and 16 subscribers, as some millions or more. All that there are then try at once.
+        let rivals = u16::try_from(subscribers).map_or(1, u32::from);
         if rivals <= 1 {
             return OnRelease::Try(Duration::ZERO);
         }
@@ -164,7 +165,8 @@ mod tests {
     #[test]
     fn on_release_lets_a_single_subscriber_try_at_once_and_a_few_of_many() {
         let reaction = |subscribers, random| Retry::on_release(subscribers, 0, ms(1), random);
-        for subscribers in [0, 1] {
+        // The last one is no number of processes.
+        for subscribers in [0, 1, 48_366_519] {
             assert_eq!(reaction(subscribers, u64::MAX), OnRelease::Try(ms(0)));
         }
         // Four of sixteen try, within four round trips.
