@@ -3,7 +3,7 @@
 # installs what they need.
 #
 # The tests start their own redis-server processes on ports of their own; what is missing for that
-# is installed first, and curl and Chromium, if they can be. REDIS_SERVER and CHROMEDRIVER may name
+# is installed first, and curl, nghttp with h2load, and Chromium, if they can be. REDIS_SERVER and CHROMEDRIVER may name
 # other binaries. Tests that could not run are named at the end.
 
 set -euo pipefail
@@ -16,7 +16,7 @@ main() {
     export TOWER_REDLOCK_NOT_RUN
     logs="$(mktemp -d)"
     provide_redis
-    provide_curl
+    provide_http_clients
     provide_browser
     provide_other_clients
     [ "$*" != --provide ] || return 0
@@ -116,13 +116,16 @@ switch_service_off() {
     fi
 }
 
-# The examples print curl lines, which their tests run. Without curl those say that they did not run.
-provide_curl() {
-    command -v curl >/dev/null && return
+# The examples print curl lines, which their tests run, and other tests send odd HTTP with all three. Without them those say
+# that they did not run.
+provide_http_clients() {
+    command -v curl >/dev/null && command -v nghttp >/dev/null && command -v h2load >/dev/null && return
     if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null; }; then
-        install_with_apt curl || say "apt-get could not install curl"
+        install_with_apt curl nghttp2-client || say "apt-get could not install curl and nghttp2-client"
+    elif command -v brew >/dev/null; then
+        brew install --quiet nghttp2 </dev/null || say "brew could not install nghttp2"
     else
-        say "curl is missing"
+        say "curl, nghttp or h2load is missing"
     fi
 }
 

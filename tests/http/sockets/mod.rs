@@ -4,6 +4,7 @@
 //! the wire. Unless a test names another bound, a lock must be free within [`server::SOON`].
 
 mod disconnect;
+mod foreign_clients;
 mod http1;
 mod http2;
 mod http2_client;

@@ -29,7 +29,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Longer than any test; the ttl must free nothing here.
 pub(crate) const TTL: Duration = Duration::from_secs(60);
 
-/// The only key.
+/// The only key of most tests.
 pub(crate) const KEY: &str = "resource";
 
 /// A plain HTTP/1.1 request, as it is on the wire.
@@ -51,6 +51,14 @@ impl Server {
         nodes: &ScriptedNodes,
         app: impl FnOnce(RedlockLayer) -> Router,
     ) -> Self {
+        Self::serve(nodes, |redlock| {
+            app(RedlockLayer::new(redlock.clone(), KEY))
+        })
+        .await
+    }
+
+    /// Starts a server whose application makes layers of its own.
+    pub(crate) async fn serve(nodes: &ScriptedNodes, app: impl FnOnce(&Redlock) -> Router) -> Self {
         let redlock = lock_service(nodes);
         let in_flight = Arc::<AtomicUsize>::default();
         let counted = Arc::clone(&in_flight);
@@ -62,7 +70,7 @@ impl Server {
                 response
             }
         };
-        let app = app(RedlockLayer::new(redlock.clone(), KEY)).layer(from_fn(count));
+        let app = app(&redlock).layer(from_fn(count));
 
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
