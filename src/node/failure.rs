@@ -100,7 +100,8 @@ impl NodeFailure {
 
 /// Returns a time in whole seconds, rounded up.
 pub(crate) fn whole_seconds(time: Duration) -> u64 {
-    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+    let rounding = Duration::from_nanos(999_999_999);
+    time.saturating_add(rounding).as_secs()
 }
 
 #[cfg(test)]

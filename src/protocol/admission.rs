@@ -76,8 +76,8 @@ impl Admissions {
             .window
             .saturating_sub(introduction.generation.age(introduction.now));
         // Uptime counts whole seconds, and the first may be shorter.
-        let rounding = Duration::from_nanos(999_999_999);
-        let least_uptime = Duration::from_secs((self.window + rounding).as_secs() + 1);
+        let rounding = Duration::from_nanos(1_999_999_999);
+        let least_uptime = Duration::from_secs(self.window.saturating_add(rounding).as_secs());
         let by_uptime = least_uptime.saturating_sub(introduction.uptime);
         let known = self.nodes.get(node);
         let forgot = known.is_some_and(|known| {
