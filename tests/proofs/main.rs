@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, reason = "the figures are part of the result")]
 
 mod acquire_round;
+mod all_inputs;
 mod batch_contract;
 mod chaos;
 mod extend_and_release_rounds;
