@@ -153,6 +153,11 @@ mod tests {
     fn huge_delays_do_not_overflow() {
         let retry = Retry::new(Duration::from_secs(864_000), Duration::MAX);
         assert!(retry.delay(16, None, u64::MAX) > Duration::from_secs(864_000));
+        for subscribers in [2, usize::from(u16::MAX), usize::MAX] {
+            for notifications in [0, u32::MAX] {
+                Retry::on_release(subscribers, notifications, Duration::MAX, u64::MAX);
+            }
+        }
     }
 
     #[test]
