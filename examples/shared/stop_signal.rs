@@ -21,5 +21,7 @@ pub(crate) fn stop_signal() -> io::Result<impl Future<Output = ()>> {
 #[cfg(windows)]
 pub(crate) fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     let mut ctrl_c = tokio::signal::windows::ctrl_c()?;
-    Ok(async move { drop(ctrl_c.recv().await) })
+    Ok(async move {
+        ctrl_c.recv().await;
+    })
 }
