@@ -10,10 +10,10 @@
 # it, but for numbers that differ each time. A line of prose with "Ctrl-C" stops what the page has started.
 # This crate replaces the published one, and free ports those of the page. Of the README, each snippet becomes a program
 # of a project with the dependencies that it names, which is compiled. The first one runs, and its commands get the
-# statuses that their comments announce.
+# statuses that their comments announce. `TOWER_REDLOCK_PACKAGE` may name another folder with the crate and its pages.
 
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="${TOWER_REDLOCK_PACKAGE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}"
 
 main() {
     for tool in cargo curl redis-server awk; do

@@ -1,26 +1,56 @@
 #!/usr/bin/env bash
-# Checks that the examples compile from the package, where the crate is no dev-dependency of its own.
+# Rehearses a release: packages a clean clone of the last commit, unpacks that elsewhere, and uses it as a user does. The
+# examples compile, where the crate is no dev-dependency of its own; the programs of the README work in a project that
+# depends on the package; and the links and pictures of the README lead somewhere.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export CARGO_INCREMENTAL=0
 mkdir -p "${CARGO_TARGET_DIR:-target}"
-target="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
+CARGO_TARGET_DIR="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
+export CARGO_TARGET_DIR
 
 main() {
-    local package
-    rm -rf "$target"/package/tower-redlock-*
+    work="$(mktemp -d)"
+    trap 'rm -rf "$work"' EXIT
+    git clone --quiet . "$work/clone"
+    # The versions that all other checks use.
+    [ ! -f Cargo.lock ] || cp Cargo.lock "$work/clone"
     # Not verified by cargo, which would build without the examples.
-    cargo package -p tower-redlock --allow-dirty --no-verify --quiet
-    package="$(tar -tzf "$target"/package/tower-redlock-*.crate | sed -n '1s,/.*,,p')"
+    (cd "$work/clone" && cargo package -p tower-redlock --no-verify --quiet --target-dir "$work")
     # Without the times of the archive, which are always the same: cargo would take changed files for unchanged.
-    tar -xzmf "$target/package/$package.crate" -C "$target/package"
-    cd "$target/package/$package"
-    # Or cargo would take it for a lost member of the workspace above.
-    printf '\n[workspace]\n' >>Cargo.toml
-    # With the features that each example requires, and without those that an example must not need.
-    CARGO_TARGET_DIR="$target" cargo check --examples
-    CARGO_TARGET_DIR="$target" cargo check --examples --features json,test-util,unstable-protocol
+    tar -xzmf "$work"/package/tower-redlock-*.crate -C "$work"
+    package="$(echo "$work"/tower-redlock-*)"
+    readme_leads_somewhere
+    (
+        cd "$package"
+        # With the features that each example requires, and without those that an example must not need.
+        cargo check --examples
+        cargo check --examples --features json,test-util,unstable-protocol
+    )
+    TOWER_REDLOCK_PACKAGE="$package" tests/getting_started.sh README.md
+}
+
+# The page of the registry resolves relative links against `repository`, and a reader of the package within it.
+readme_leads_somewhere() {
+    local link view repository
+    repository="$(sed -n 's/^repository = "\(.*\)"$/\1/p' "$package/Cargo.toml")"
+    [ -n "$repository" ] || printf 'NOT RUN: links of the README in the repository: Cargo.toml has no address of it\n'
+    for link in $(grep -oE '(\]\(|^\[[^]]+\]: )[^)]+' "$package/README.md" | sed -E 's/.*(\]\(|\]: )//'); do
+        case "$link" in
+            https://*) continue ;;
+            *.png | *.svg) view=raw ;;
+            *) view=blob ;;
+        esac
+        [ -e "$package/${link%%#*}" ] || fail "the README links to $link, which the package lacks"
+        [ -z "$repository" ] || curl -fsSL -o /dev/null "$repository/$view/HEAD/$link" \
+            || fail "the README links to $link, which $repository lacks"
+    done
+}
+
+fail() {
+    printf 'tests/package.sh: %s\n' "$*" >&2
+    exit 1
 }
 
 main
