@@ -6,14 +6,19 @@ mkdir -p "${CARGO_TARGET_DIR:-target}"
 TARGET="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
 TOOLS="${TOWER_REDLOCK_TOOLS:-$TARGET/tools}"
 PUBLIC_API=tests/public_api.txt
-known= red= goes_on=
+known= red= goes_on= by_name= unnamed=
 
 # `step NAME COMMAND…` runs the command, unless the script was called with the names of other steps. Steps may share a
-# name. The first one that fails ends a script that does not set `goes_on`.
+# name. The first one that fails ends a script that does not set `goes_on`. After `by_name=yes`, steps run only if they
+# are named.
 step() {
     local name="$1"
     shift
     known+=" $name"
+    if [ "${#wanted[@]}" -eq 0 ] && [ -n "$by_name" ]; then
+        unnamed+=" $name"
+        return
+    fi
     [ "${#wanted[@]}" -eq 0 ] || [[ " ${wanted[*]} " == *" $name "* ]] || return 0
     printf '\n==> %s: %s\n' "$name" "$*"
     # `set -e` would not hold within a command whose status is looked at in an `if`.
@@ -34,6 +39,7 @@ passed() {
         [[ "$known " == *" $name "* ]] || fail "there is no step $name, only:$known"
     done
     [ -z "$red" ] || fail "failed:$red"
+    [ -z "$unnamed" ] || not_run "by name only: $0$unnamed"
     printf '\n%s: %s passed\n' "$0" "$([ "${#wanted[@]}" -eq 0 ] && echo "all checks" || echo "${wanted[*]}")"
 }
 
@@ -51,10 +57,12 @@ hack() {
     "$TOOLS/bin/cargo-hack" hack "$@"
 }
 
-# `nightly CHECK` fails unless a nightly tool chain is there, and says that the check does not run.
-nightly() {
-    cargo +nightly --version >/dev/null 2>&1 && return
-    not_run "$1: no nightly tool chain is installed"
+# `tool_chain CHANNEL CHECK` fails if this tool chain is not there and rustup cannot install it, and says that the check
+# does not run.
+tool_chain() {
+    cargo "+$1" --version >/dev/null 2>&1 && return
+    rustup toolchain install "$1" --profile minimal --no-self-update && return
+    not_run "$2: the tool chain $1 is missing, and rustup could not install it"
     return 1
 }
 

@@ -12,6 +12,7 @@ mod markdown;
 mod mentions;
 mod packages;
 mod settings;
+mod workflow;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,32 @@
+//! The workflow of each change: its jobs together run all steps of `.ci/run`.
+
+use crate::read;
+
+#[test]
+fn every_step_of_a_change_has_a_job() {
+    let forgotten = forgotten(&read(".ci/run"), &read(".github/workflows/ci.yml"));
+    assert!(forgotten.is_empty(), "no job runs {forgotten:?}");
+}
+
+/// The steps of a script that the matrix of a workflow does not name.
+fn forgotten(script: &str, workflow: &str) -> Vec<String> {
+    let (_, matrix) = workflow.split_once("matrix:\n").unwrap();
+    let (matrix, _) = matrix.split_once("runs-on:").unwrap();
+    let named: Vec<&str> = matrix.split_whitespace().collect();
+    let steps = script
+        .lines()
+        .filter_map(|line| line.strip_prefix("    step "));
+    let steps = steps.map(|step| step.split(' ').next().unwrap_or_default());
+    let steps: Vec<&str> = steps.collect();
+    assert!(steps.len() > 2, "{steps:?}");
+    let forgotten = steps.into_iter().filter(|step| !named.contains(step));
+    forgotten.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_planted_step_without_a_job_is_found() {
+    let script =
+        "    step fmt cargo fmt\n    step docs cargo doc\n    step gone true\n    step beta true\n";
+    let workflow = "matrix:\n- fmt docs\n- { steps: beta }\nruns-on: gone\n";
+    assert_eq!(forgotten(script, workflow), ["gone"]);
+}
