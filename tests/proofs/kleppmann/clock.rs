@@ -101,3 +101,6 @@ fn micros(duration: Duration) -> i64 {
     let micros = duration.as_micros().try_into();
     micros.expect("a test's clocks are off by seconds")
 }
+
+/// By how much the clocks of two clients differ.
+pub(crate) const SKEW: Duration = Duration::from_secs(5);

@@ -6,8 +6,8 @@ use support::{Cluster, MonitorLog, Proxy, secs};
 
 use crate::kleppmann::client::Client;
 #[cfg(target_os = "linux")]
-use crate::kleppmann::clock::Clock;
-use crate::kleppmann::scene::{A, LONG_TTL, SKEW, unguarded};
+use crate::kleppmann::clock::{Clock, SKEW};
+use crate::kleppmann::scene::{A, LONG_TTL, unguarded};
 use crate::kleppmann::storage::Storage;
 
 /// What two clients that share the key cost the servers, over all three of them.

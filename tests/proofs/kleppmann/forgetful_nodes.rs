@@ -4,9 +4,9 @@ use support::{Cluster, Deadline, Proxy, ms, secs};
 
 use crate::kleppmann::client::{Acquired, Client, Setup};
 #[cfg(target_os = "linux")]
-use crate::kleppmann::clock::Clock;
+use crate::kleppmann::clock::{Clock, SKEW};
 use crate::kleppmann::scene::{
-    B, BESIDE_ANOTHER, C, LONG_TTL, ON_TIME, PATIENCE, SKEW, TOO_LATE, assert_lost_update,
+    B, BESIDE_ANOTHER, C, LONG_TTL, ON_TIME, PATIENCE, TOO_LATE, assert_lost_update,
     become_a_replica_and_a_master, clock_of, guarded, micros, unguarded,
     wait_for_the_end_of_a_second,
 };

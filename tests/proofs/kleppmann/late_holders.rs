@@ -8,10 +8,12 @@ use tower_redlock::LockError;
 
 use crate::kleppmann::client::{Client, KEY};
 #[cfg(target_os = "linux")]
-use crate::kleppmann::clock::Clock;
+use crate::kleppmann::clock::{Clock, SKEW};
+#[cfg(target_os = "linux")]
+use crate::kleppmann::scene::clock_of;
 use crate::kleppmann::scene::{
-    BESIDE_ANOTHER, C, LONG_TTL, ON_TIME, PATIENCE, SKEW, TOO_LATE, assert_lost_update, clock_of,
-    micros, unguarded, unguarded_redlock,
+    BESIDE_ANOTHER, C, LONG_TTL, ON_TIME, PATIENCE, TOO_LATE, assert_lost_update, micros,
+    unguarded, unguarded_redlock,
 };
 use crate::kleppmann::storage::Storage;
 

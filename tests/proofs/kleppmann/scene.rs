@@ -92,10 +92,6 @@ pub(crate) const B: usize = 1;
 
 pub(crate) const C: usize = 2;
 
-/// By how much the clocks of two clients differ.
-#[cfg(target_os = "linux")]
-pub(crate) const SKEW: Duration = secs(5);
-
 /// Longer than any test; nothing is renewed and the ttl frees nothing.
 pub(crate) const LONG_TTL: Duration = secs(120);
 
