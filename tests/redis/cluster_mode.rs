@@ -49,13 +49,7 @@ async fn everything_works_on_a_server_that_has_all_slots() {
 
     // It has lost its locks, and keeps its slots.
     server.restart();
-    let deadline = Deadline::after(LONGEST);
-    while !matches!(
-        redlock.health().await.nodes[0].state,
-        NodeState::Quarantined { .. }
-    ) {
-        assert!(!deadline.is_over(), "not quarantined");
-    }
+    until_quarantined(&redlock).await;
     let refused = redlock.try_lock("a").await.unwrap_err();
     assert!(
         matches!(refused, LockError::Unavailable { .. }),
@@ -63,6 +57,20 @@ async fn everything_works_on_a_server_that_has_all_slots() {
     );
     until_all_up(&redlock, LONGEST).await;
     drop(redlock.lock_all(["a", "b", "c"]).await.unwrap());
+
+    // As after a slot has come back from another server, without its keys.
+    let bumped = server.command(&["CLUSTER", "BUMPEPOCH"]);
+    assert!(bumped.as_str().unwrap().starts_with("BUMPED"), "{bumped:?}");
+    server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    until_quarantined(&redlock).await;
+}
+
+async fn until_quarantined(redlock: &Redlock) {
+    let deadline = Deadline::after(LONGEST);
+    let is_quarantined = |state: &NodeState| matches!(state, NodeState::Quarantined { .. });
+    while !is_quarantined(&redlock.health().await.nodes[0].state) {
+        assert!(!deadline.is_over(), "not quarantined");
+    }
 }
 
 #[tokio::test]
@@ -129,7 +137,12 @@ async fn a_slot_that_moves_away_is_a_failure_of_the_node() {
             refused.contains(told) && refused.contains(REMEDY),
             "{refused}"
         );
-        drop(redlock.try_lock("of another slot").await.unwrap());
+        // The connection that was admitted with all slots ends, and no other one is.
+        let deadline = Deadline::after(LONGEST);
+        let why = "has not all hash slots";
+        while !format!("{:?}", redlock.health().await.nodes).contains(why) {
+            assert!(!deadline.is_over(), "{:?}", redlock.health().await);
+        }
     }
     let why = why_unreachable(unguarded().url(server.url())).await;
     assert!(why.contains(REMEDY), "{why}");

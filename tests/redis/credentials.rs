@@ -57,7 +57,7 @@ impl CredentialsProvider for Faulty {
             _ if node != self.1 => Ok(right),
             Fault::Hangs => pending().await,
             Fault::Errs => Err("the vault is sealed".into()),
-            Fault::Panics => panic!("no clock"),
+            Fault::Panics => panic!("{SECRET} is no token"),
             Fault::IsWrong => Ok(Credentials::new(WRONG).username("locker")),
             Fault::HasNoFile => Ok(Credentials::from_file("/no/such/file")),
         }
@@ -230,7 +230,10 @@ async fn provider_that_fails_for_one_node_is_one_failure_of_that_node() {
             Fault::Errs,
             format!("asking for credentials failed (the vault is sealed); {provider}"),
         ),
-        (Fault::Panics, "connecting panicked: no clock".into()),
+        (
+            Fault::Panics,
+            format!("asking for credentials failed (the provider panicked); {provider}"),
+        ),
         (
             Fault::IsWrong,
             format!(

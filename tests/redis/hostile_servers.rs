@@ -254,6 +254,22 @@ async fn server_that_begins_to_refuse_is_one_failure_while_the_others_give_the_l
     }
 }
 
+/// Such a server repeats what it was given, and here it replies to no other command of the greeting.
+#[tokio::test]
+async fn login_that_is_refused_before_the_connection_ends_shows_no_password() {
+    let log = Log::default();
+    let _subscribed = log.subscribe();
+    let wire = Wire::start(([127, 0, 0, 1], 1).into()).await;
+    let said = "ERR unknown command 'AUTH', with args beginning with: 'locker' 'hunter2'";
+    wire.fault.send_replace(Fault::Closes(said));
+    let url = format!("redis://locker:hunter2@{}/1", wire.addr);
+    let redlock = builder([url]).build().unwrap();
+    let refused = redlock.try_lock("k").await.unwrap_err().to_string();
+    assert!(refused.contains("AUTH was refused (ERR)"), "{refused}");
+    let shown = format!("{refused} {:?} {}", redlock.health().await, log.text());
+    assert!(!shown.contains("hunter2"), "{shown}");
+}
+
 /// Two processes, whose connections to one node are those that are mixed up.
 #[tokio::test]
 async fn proxy_that_mixes_connections_up_is_a_failure_of_its_node_alone() {

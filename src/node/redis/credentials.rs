@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_redis::redis::RedisConnectionInfo;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::time::timeout;
 use tower::BoxError;
@@ -181,9 +183,15 @@ impl Login {
         settings: RedisConnectionInfo,
         node: &str,
     ) -> Result<RedisConnectionInfo, Arc<str>> {
-        let asked = timeout(self.limit, self.provider.add_to(settings, node)).await;
-        let late = || Err(format!("no answer within {:?}, the connect_timeout", self.limit).into());
-        asked.unwrap_or_else(|_| late()).map_err(|why| {
+        // What it panics with may have secrets, so it goes to the panic hook only.
+        let asked = AssertUnwindSafe(self.provider.add_to(settings, node)).catch_unwind();
+        let late = || format!("no answer within {:?}, the connect_timeout", self.limit);
+        let asked = match timeout(self.limit, asked).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err("the provider panicked".into()),
+            Err(_) => Err(late().into()),
+        };
+        asked.map_err(|why| {
             format!("asking for credentials failed ({why}); check the provider in RedlockBuilder::credentials").into()
         })
     }

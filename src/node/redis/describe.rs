@@ -38,6 +38,15 @@ pub(super) fn describe_refusal(reply: &Value) -> Option<Arc<str>> {
     Some(with_remedy(format!("{} {details}", error.code())).into())
 }
 
+/// Returns whether a server no longer is what was admitted on a connection: it wants another login, or has lost hash slots.
+pub(super) fn ends_admission(reply: &Value) -> bool {
+    let Value::ServerError(error) = reply else {
+        return false;
+    };
+    let why = format!("{} {}", error.code(), error.details().unwrap_or_default());
+    is_wrong_login(reply) || ELSEWHERE.iter().any(|elsewhere| why.contains(elsewhere))
+}
+
 /// Returns whether a server refused a request because its user lacks a permission.
 pub(super) fn is_denial(reply: &Value) -> bool {
     let Value::ServerError(error) = reply else {
@@ -114,8 +123,13 @@ const DENIED: [&str; 4] = [
     "ACL failure in script",
 ];
 
-/// How servers in cluster mode refuse keys of slots that they have not, or no longer; the last one within scripts.
-const ELSEWHERE: [&str; 3] = ["MOVED ", "ASK ", "access a non local key"];
+/// How servers in cluster mode refuse keys of slots that they have not, or no longer; the last two within scripts.
+const ELSEWHERE: [&str; 4] = [
+    "MOVED ",
+    "ASK ",
+    "access a non local key",
+    "execute a command while the cluster is down",
+];
 
 /// The remedy for a server that has some of the hash slots. Requests never follow a key to another server, whose vote
 /// is another one.
@@ -180,6 +194,7 @@ mod tests {
             "MOVED 3999 127.0.0.1:6381",
             "ASK 3999 127.0.0.1:6381",
             "ERR Script attempted to access a non local key in a cluster node script: 6f80, on @user_script:1.",
+            "ERR Script attempted to execute a command while the cluster is down script: 6f80, on @user_script:1.",
         ] {
             let why = describe_refusal(&reply(refused)).unwrap();
             assert_eq!(*why, format!("{refused}; {ALL_SLOTS}"));

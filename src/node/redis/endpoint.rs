@@ -165,7 +165,7 @@ async fn greet(address: &Address) -> Result<Link, Arc<str>> {
         let mut link = Link::Own(Box::new(socket));
         // Once the server is connected, because a token for a server that is down would be of no use.
         let (greeting, has_auth) = address.greeting().await?;
-        let replies = link.exchange(&greeting).await?;
+        let (replies, answered) = link.exchange(&greeting).await;
         let (auth, others) = replies.split_at(usize::from(has_auth).min(replies.len()));
         if std::mem::take(&mut may_repeat) && auth.iter().any(is_wrong_login) {
             continue;
@@ -173,7 +173,7 @@ async fn greet(address: &Address) -> Result<Link, Arc<str>> {
         let refused = auth.iter().find_map(describe_auth);
         return match refused.or_else(|| others.iter().find_map(describe_refusal)) {
             Some(why) => Err(why),
-            None => Ok(link),
+            None => answered.map(|()| link),
         };
     }
 }

@@ -133,11 +133,12 @@ impl Guard {
         let info = info.map_err(|why| refused("INFO", &why))?;
         let info: String = from_redis_value(info).unwrap_or_default();
         let (run_id, uptime) = identity(&info)?;
-        let in_cluster_mode = cluster_mode(&info, link).await?;
+        let mut run_id = run_id.to_owned();
+        let in_cluster_mode = cluster_mode(&info, &mut run_id, link).await?;
         let random = OwnerToken::from_random(unguessable());
         let mut admit = cmd("EVALSHA");
         admit.arg(ADMIT.word(false)).arg(1).arg(generation_key);
-        admit.arg(random.to_value()).arg(run_id);
+        admit.arg(random.to_value()).arg(&*run_id);
         let stamp = link.call(admit).await;
         let stamp = stamp.map_err(|why| refused("the admission", &why))?;
         let (generation, now) = read_stamp(stamp).ok_or(FOREIGN_GENERATION)?;
@@ -155,7 +156,7 @@ impl Guard {
             );
         }
         let introduction = Introduction {
-            run_id: run_id.into(),
+            run_id: (&*run_id).into(),
             replication_id: field(&info, "master_replid").unwrap_or_default().into(),
             uptime,
             generation,
@@ -171,8 +172,10 @@ impl Guard {
         node: &Arc<str>,
         link: &mut Link,
     ) -> Result<Option<(Introduction, bool)>, Arc<str>> {
-        let replies = link.exchange(pipe().cmd("INFO").arg("server")).await;
-        let reply = replies?.pop().unwrap_or(Value::Nil);
+        let (mut replies, answered) = link.exchange(pipe().cmd("INFO").arg("server")).await;
+        let Some(reply) = replies.pop() else {
+            return answered.map(|()| None);
+        };
         let refusal = describe_refusal(&reply);
         let info = from_redis_value::<String>(reply).unwrap_or_default();
         let Some(run_id) = field(&info, "run_id").filter(|run_id| !run_id.is_empty()) else {
@@ -189,15 +192,17 @@ impl Guard {
             }
             return Ok(None);
         };
+        let mut run_id = run_id.to_owned();
+        let in_cluster_mode = cluster_mode(&info, &mut run_id, link).await?;
         let introduction = Introduction {
-            run_id: run_id.into(),
-            replication_id: run_id.into(),
+            run_id: (&*run_id).into(),
+            replication_id: (&*run_id).into(),
             // Never quarantined.
             uptime: Duration::MAX,
-            generation: Generation::new(&OwnerToken::from_random([0; 16]), Duration::ZERO, run_id),
+            generation: Generation::new(&OwnerToken::from_random([0; 16]), Duration::ZERO, &run_id),
             now: Duration::ZERO,
         };
-        Ok(Some((introduction, cluster_mode(&info, link).await?)))
+        Ok(Some((introduction, in_cluster_mode)))
     }
 
     /// Stores the introduction of a server, and returns for how long it must not vote.
@@ -279,20 +284,24 @@ impl Observed {
     }
 }
 
-/// Returns whether a server runs in cluster mode. One without all hash slots is an error: it refuses the other keys.
-async fn cluster_mode(info: &str, link: &mut Link) -> Result<bool, Arc<str>> {
+/// Returns whether a server runs in cluster mode, and adds the epoch of its slots to its run id: a slot that was another server's
+/// meanwhile has lost its keys. A server without all hash slots is an error: it refuses the other keys.
+async fn cluster_mode(info: &str, run_id: &mut String, link: &mut Link) -> Result<bool, Arc<str>> {
     // Valkey has another name for it.
     let mode = field(info, "redis_mode").or_else(|| field(info, "server_mode"));
     if mode != Some("cluster") {
         return Ok(false);
     }
-    let nodes = link.call_all(pipe().cmd("CLUSTER").arg("NODES")).await?;
-    let nodes = from_redis_value::<Vec<String>>(Value::Array(nodes)).unwrap_or_default();
-    let mut lines = nodes.iter().flat_map(|nodes| nodes.lines());
-    match lines.any(|line| line.contains("myself,master") && line.ends_with(" 0-16383")) {
-        true => Ok(true),
-        false => Err(format!("it has not all hash slots of its Redis Cluster; {ALL_SLOTS}").into()),
-    }
+    let nodes = link.call(cmd("CLUSTER").arg("NODES").clone()).await?;
+    let nodes: String = from_redis_value(nodes).unwrap_or_default();
+    let mut lines = nodes.lines();
+    let own = lines.find(|line| line.contains("myself,master") && line.ends_with(" 0-16383"));
+    let Some(epoch) = own.and_then(|line| line.split(' ').nth(6)) else {
+        return Err(format!("it has not all hash slots of its Redis Cluster; {ALL_SLOTS}").into());
+    };
+    *run_id += "-";
+    *run_id += epoch;
+    Ok(true)
 }
 
 /// Returns a field of the reply to `INFO`.

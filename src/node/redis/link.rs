@@ -75,22 +75,21 @@ impl Link {
         poll_fn(|context| self.poll_reply(context)).await
     }
 
-    /// Sends commands, and waits for the replies.
-    ///
-    /// # Errors
-    ///
-    /// The connection is lost. If the server has refused a command before, the error is that refusal: a server with too many
+    /// Sends commands, and returns the replies, and whether the connection was lost before the last one. A server with too many
     /// connections replies once to a new one, and closes it.
-    pub(super) async fn exchange(&mut self, commands: &Pipeline) -> Result<Vec<Value>, Arc<str>> {
+    pub(super) async fn exchange(
+        &mut self,
+        commands: &Pipeline,
+    ) -> (Vec<Value>, Result<(), Arc<str>>) {
         self.send_pipeline(commands);
         let mut replies = Vec::with_capacity(commands.len());
         while replies.len() < commands.len() {
             match self.reply().await {
                 Ok(reply) => replies.push(reply),
-                Err(why) => return Err(replies.iter().find_map(describe_refusal).unwrap_or(why)),
+                Err(why) => return (replies, Err(why)),
             }
         }
-        Ok(replies)
+        (replies, Ok(()))
     }
 
     /// Sends commands, and waits for the replies.
@@ -100,10 +99,10 @@ impl Link {
     /// The connection is lost, or the server has refused a command. Usually it refuses all for the same reason, so
     /// the first error is enough.
     pub(super) async fn call_all(&mut self, commands: &Pipeline) -> Result<Vec<Value>, Arc<str>> {
-        let replies = self.exchange(commands).await?;
+        let (replies, answered) = self.exchange(commands).await;
         match replies.iter().find_map(describe_refusal) {
             Some(refusal) => Err(refusal),
-            None => Ok(replies),
+            None => answered.map(|()| replies),
         }
     }
 

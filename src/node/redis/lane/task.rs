@@ -14,7 +14,7 @@ use crate::node::job::Job;
 use crate::node::redis::decode::{
     deal, decode, is_noscript, is_refusal_of_call, is_temporary_refusal,
 };
-use crate::node::redis::describe::{describe_refusal, is_wrong_login};
+use crate::node::redis::describe::{describe_refusal, ends_admission};
 use crate::node::redis::lane::state::{
     KEEPALIVE, Lane, Live, MAX_BATCH, Next, PROBE_PAUSE, shared_check,
 };
@@ -136,11 +136,11 @@ impl Lane {
                 replied = Err("the server sent a reply without a request".into());
                 break;
             };
-            if (call.jobs == 0 || is_wrong_login(&reply))
+            if (call.jobs == 0 || ends_admission(&reply))
                 && let Some(why) = describe_refusal(&reply)
             {
-                // A server that refuses a ping or the scripts refuses all requests, and so does one that wants a login again. A
-                // new connection finds out why, and reports it.
+                // A server that refuses a ping or the scripts refuses all requests, and so does one that wants a login again, or
+                // has lost slots. A new connection finds out why, and reports it.
                 replied = Err(why);
                 break;
             }

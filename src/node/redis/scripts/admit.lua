@@ -1,7 +1,7 @@
 -- Reads this server's generation, and starts a new one if there is none or another process started it. One
 -- script, so that the time stamp belongs to this memory: with a separate read of the clock, a server that is
 -- flushed in between would look old at once.
--- KEYS: generation.  ARGV: random bits, run id of the process.
+-- KEYS: generation.  ARGV: random bits, run id of the process, in cluster mode with the epoch of its slots.
 -- Returns {generation, seconds, microseconds}, the last two from the server's clock. A generation consists of
 -- random bits, the seconds and microseconds of its start, and the run id, separated by colons.
 local generation, now = redis.call('GET', KEYS[1]), redis.call('TIME')
