@@ -1,4 +1,5 @@
-//! Histories of locks, for a checker of linearizability that is not ours, and as JSON for others.
+//! Histories of locks, for a checker of linearizability that is not ours, and as JSON for others; and the lives of leases, for
+//! the rules of the model.
 //!
 //! # The object
 //!
@@ -25,6 +26,8 @@
     reason = "only tests use it"
 )]
 
+mod traces;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -33,6 +36,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use todc_utils::Action::{Call, Response};
 use todc_utils::{Action, Specification, WGLChecker};
+
+pub use traces::not_of_the_model;
 
 /// A lock on one key, as its holder saw it. Times are since the beginning of the history.
 #[derive(Debug, Clone)]

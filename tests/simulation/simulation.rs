@@ -90,6 +90,9 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
         history.violations(plan.clocks_are_steady(), &pauses, idle, plan.attempts());
     violations.extend(ledger.violations(plan));
     violations.extend(state.orders.wrong.iter().cloned());
+    for (_, trace) in processes.iter().flat_map(|process| process.traces.all()) {
+        violations.extend(histories::not_of_the_model(&trace));
+    }
     let traces = violations.first().map(|first| traces(&processes, first));
     Outcome {
         violations,

@@ -53,13 +53,23 @@ impl Trace {
     /// Repeats the life of the lease. Returns what it did at its beginning, and after each input.
     #[must_use]
     pub fn replay(&self) -> Vec<Vec<LeaseOutput>> {
+        self.replay_seen(|_, _, _, _| {})
+    }
+
+    /// The same; before each input, `see` gets the lease, what it did last, the time and the input.
+    pub fn replay_seen(
+        &self,
+        mut see: impl FnMut(&Lease, &[LeaseOutput], Duration, &Input),
+    ) -> Vec<Vec<LeaseOutput>> {
         let patience = |node: usize| self.patience[node];
         let mut lease = Lease::new(self.spec.clone(), self.quorum, self.began, patience);
-        let mut replayed = vec![outputs(&mut lease)];
+        let (mut replayed, mut did) = (Vec::new(), outputs(&mut lease));
         for (now, input) in &self.inputs {
+            see(&lease, &did, *now, input);
             lease.handle(input.clone(), *now);
-            replayed.push(outputs(&mut lease));
+            replayed.push(std::mem::replace(&mut did, outputs(&mut lease)));
         }
+        replayed.push(did);
         replayed
     }
 }

@@ -82,6 +82,9 @@ impl History {
     pub(crate) fn check(&mut self, name: &str) {
         let found = [check(&self.records), check_storage(&self.storage)];
         self.violations.extend(found.into_iter().flatten());
+        let lives: Vec<_> = self.traces.iter().flat_map(Traces::all).collect();
+        let unlike = |(_, trace): &(_, _)| histories::not_of_the_model(trace);
+        self.violations.extend(lives.iter().filter_map(unlike));
         let holds = holds(&self.records);
         histories::write(name, &holds);
         for key in histories::not_linearizable(&holds, true) {

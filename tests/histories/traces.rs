@@ -1,0 +1,181 @@
+//! What a lease of a shipped driver may be told: what the clients of the models are told, and no more.
+//!
+//! The proofs of `tests/model` hold for leases that get their inputs as the model gives them. This is the same relation for a
+//! recorded life of a lease, so that a driver that tells a lease something else is found.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tower_redlock::protocol::lease::{Event, Input, Lease, LeaseOutput, Trace};
+
+/// How far a lease has come.
+#[derive(Default)]
+struct Life {
+    now: Duration,
+    /// The nodes and numbers of requests without an answer.
+    asked: BTreeSet<(usize, u32)>,
+    /// Each happens once.
+    done: BTreeSet<&'static str>,
+    /// Whether it was granted the lock and has not lost it to its driver since.
+    is_granted: bool,
+    unread: usize,
+    unrepaired: usize,
+}
+
+/// Returns the first input that no client of the models would get, if there is one.
+#[must_use]
+pub fn not_of_the_model(trace: &Trace) -> Option<String> {
+    let (mut life, mut found) = (Life::default(), None);
+    trace.replay_seen(|lease, did, now, input| {
+        if let Some(why) = life.refuses(lease, did, now, input) {
+            found.get_or_insert_with(|| format!("{why}: {input:?} at {now:?}\n{trace}"));
+        }
+    });
+    found
+}
+
+impl Life {
+    /// Returns why the model would not tell a lease this, after what it did.
+    fn refuses(
+        &mut self,
+        lease: &Lease,
+        did: &[LeaseOutput],
+        now: Duration,
+        input: &Input,
+    ) -> Option<&'static str> {
+        for output in did {
+            match output {
+                LeaseOutput::Request(request) => {
+                    let asked = request.nodes.iter().map(|node| (node, request.number));
+                    self.asked.extend(asked);
+                }
+                LeaseOutput::Event(Event::Granted { .. }) => self.is_granted = true,
+                LeaseOutput::Event(Event::Unread(_)) => self.unread += 1,
+                LeaseOutput::Event(Event::Unrepaired) => self.unrepaired += 1,
+                LeaseOutput::Event(_) => {}
+            }
+        }
+        if now < std::mem::replace(&mut self.now, now) {
+            return Some("time goes back");
+        }
+        let is_answer = matches!(input, Input::Answered { .. } | Input::NeverSent { .. });
+        let mut after = lease.clone();
+        after.handle(input.clone(), now);
+        // What changes nothing is no step.
+        if !is_answer && after == *lease {
+            return None;
+        }
+        let is_over = self.done.contains("dropped") || self.done.contains("abandoned");
+        let mut once = |what| self.done.insert(what);
+        let is_allowed = match input {
+            Input::Answered { node, number, .. } | Input::NeverSent { node, number } => {
+                self.asked.remove(&(*node, *number))
+            }
+            Input::TimedOut => lease.poll_timeout().is_some_and(|at| at <= now),
+            Input::Abandoned => once("abandoned") && lease.is_acquiring(),
+            Input::Delivered { at } => {
+                once("delivered") && self.is_granted && *at <= now && !is_over
+            }
+            Input::Extend { .. } => self.is_granted && !is_over && !lease.is_extending(),
+            Input::Dropped { .. } => once("dropped") && self.is_granted && !is_over,
+            Input::Begin => self.is_granted && !is_over,
+            Input::Record { .. } => once("recorded") && self.is_granted && !is_over,
+            Input::Read(_) => self
+                .unread
+                .checked_sub(1)
+                .map(|left| self.unread = left)
+                .is_some(),
+            Input::Repaired(_) => {
+                let left = self.unrepaired.checked_sub(1);
+                left.map(|left| self.unrepaired = left).is_some()
+            }
+            Input::Revoked => self.is_granted,
+            Input::StopRenewing => true,
+        };
+        (!is_allowed).then_some("the model has no such step")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tower_redlock::protocol::Quorum;
+    use tower_redlock::protocol::lease::{Access, Effect, LeaseSpec};
+    use tower_redlock::protocol::message::{Answer, Reply};
+
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn granted(node: usize, number: u32) -> Input {
+        let answer = Answer::Replied(Reply::Granted(7));
+        Input::Answered {
+            node,
+            number,
+            answer,
+        }
+    }
+
+    const DROPPED: Input = Input::Dropped {
+        publishes: false,
+        effect: Effect::Unknown,
+    };
+
+    /// Returns whether a lease of three nodes may be told these, at these times in milliseconds.
+    fn is_allowed(inputs: &[(u64, Input)]) -> bool {
+        let spec = LeaseSpec {
+            access: Access::Exclusive,
+            ttl: ms(1_000),
+            proposal: Some(7),
+            retention: ms(60_000),
+            node_timeout: ms(50),
+            renews: true,
+            is_partial: false,
+            max_hold: None,
+            hold_at_least: None,
+            once: None,
+        };
+        let quorum = Quorum::new(3).unwrap();
+        let mut trace = Trace::new(spec, quorum, ms(0), |_| Duration::ZERO);
+        for (at, input) in inputs {
+            trace.push(input.clone(), ms(*at));
+        }
+        not_of_the_model(&trace).is_none()
+    }
+
+    #[test]
+    fn planted_differences_are_found() {
+        let held = vec![(1, granted(0, 1)), (2, granted(1, 1))];
+        let life = |more: &[(u64, Input)]| is_allowed(&[&*held, more].concat());
+        let extend = || Input::Extend {
+            ttl: None,
+            token: None,
+        };
+        for allowed in [
+            vec![(3, granted(2, 1)), (9, DROPPED)],
+            // The renewal, and answers to it.
+            vec![
+                (900, Input::TimedOut),
+                (901, granted(0, 2)),
+                (902, granted(2, 1)),
+            ],
+            vec![(3, extend()), (4, DROPPED), (5, granted(1, 2))],
+        ] {
+            assert!(life(&allowed), "{allowed:?}");
+        }
+        for planted in [
+            // An answer twice, to a request that was not made, and of a node that was not asked.
+            vec![(3, granted(0, 1))],
+            vec![(3, granted(2, 2))],
+            vec![(3, granted(3, 1))],
+            // Time that goes back.
+            vec![(1, DROPPED)],
+            // A second extension under the first one, and a lock that is delivered before its time.
+            vec![(3, extend()), (4, extend())],
+            vec![(3, Input::Delivered { at: ms(4) })],
+        ] {
+            assert!(!life(&planted), "{planted:?}");
+        }
+    }
+}
