@@ -110,6 +110,27 @@ fn downs(log: &Log) -> usize {
     log.text().matches("redlock node is down").count()
 }
 
+/// A token of 15 minutes is enough for a connection of 12 hours: it counts when the connection logs in.
+#[tokio::test]
+async fn connection_outlives_its_token_and_the_next_one_gets_another() {
+    let cluster = start(1, "token-0");
+    let server = &cluster.servers[0];
+    let provider = Rotating::default();
+    provider.set("token-0");
+    let redlock = builder(cluster.urls()).credentials(provider.clone());
+    let redlock = redlock.build().unwrap();
+    until_all_up(&redlock, LONGEST).await;
+    let asked = provider.asked();
+    set_user(server, &["<token-0", ">token-1"]);
+    provider.set("token-1");
+    lock_for(&redlock, ms(500)).await;
+    assert_eq!(provider.asked(), asked);
+    assert!(kill(server) > 0);
+    until_all_up(&redlock, LONGEST).await;
+    lock_for(&redlock, ms(100)).await;
+    assert_eq!(provider.asked(), asked + 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn passwords_rotated_under_load_refuse_no_lock() {
     let cluster = start(3, "password-0");

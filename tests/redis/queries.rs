@@ -114,7 +114,8 @@ fn selectors(expr: &str) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
         let labels = labels.map_or("", |(labels, _)| labels).split(',');
         let labels = labels.filter_map(|label| {
             let (label, value) = label.split_once('=')?;
-            Some((label, value.trim_start_matches('~').trim_matches('"')))
+            let value = value.trim_start_matches('~').trim_matches('"');
+            Some((label.trim_end_matches('!'), value))
         });
         (name, labels.collect())
     })
