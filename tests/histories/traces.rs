@@ -72,7 +72,8 @@ impl Life {
                 self.asked.remove(&(*node, *number))
             }
             Input::TimedOut => lease.poll_timeout().is_some_and(|at| at <= now),
-            Input::Abandoned => once("abandoned") && lease.is_acquiring(),
+            // Also during the repair of a record, which no client of the models abandons.
+            Input::Abandoned => once("abandoned") && !lease.is_holding(),
             Input::Delivered { at } => {
                 once("delivered") && self.is_granted && *at <= now && !is_over
             }
