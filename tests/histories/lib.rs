@@ -16,8 +16,7 @@
 //! One operation a line, as Jepsen's histories are: `{"process":3,"type":"invoke","f":"acquire","key":"a","value":null,
 //! "time":1500}`. `time` is in nanoseconds. The type `ok` of an `acquire` has the token as its `value`, or `"shared"`;
 //! `info` of a `release` says that it may take effect at any later time, so each lock has a process of its own. A lock on
-//! several keys has one for each. Requests that were refused are left out: a refusal
-//! says nothing of the register.
+//! several keys has one for each. Requests that were refused are left out: a refusal says nothing of the register.
 
 #![allow(
     missing_docs,

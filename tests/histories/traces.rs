@@ -16,7 +16,7 @@ struct Life {
     asked: BTreeSet<(usize, u32)>,
     /// Each happens once.
     done: BTreeSet<&'static str>,
-    /// Whether it was granted the lock and has not lost it to its driver since.
+    /// Whether it was ever granted the lock.
     is_granted: bool,
     unread: usize,
     unrepaired: usize,
