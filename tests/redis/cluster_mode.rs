@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use support::{
-    Deadline, RedisServer, secs, until_all_up, use_every_connection, wait_until, why_unreachable,
+    Deadline, RedisServer, lock_and_release, secs, until_all_up, use_every_connection, wait_until,
+    why_unreachable,
 };
 use tower_redlock::{LockError, NodeState, Redlock, RedlockBuilder, Released, RestartGuard};
 
@@ -104,13 +105,7 @@ async fn a_slot_that_moves_away_is_a_failure_of_the_node() {
         builder.build().unwrap()
     });
     for redlock in [&scripts, &plain] {
-        redlock
-            .try_lock("k")
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        lock_and_release(redlock, "k").await;
     }
 
     server.command(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);

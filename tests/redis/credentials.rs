@@ -7,7 +7,8 @@ use std::time::Duration;
 use std::{env, fs, process};
 
 use support::{
-    Cluster, Log, RedisServer, ms, secs, until, until_all_up, use_every_connection, why_unreachable,
+    Cluster, Log, RedisServer, lock_and_release, ms, secs, until, until_all_up,
+    use_every_connection, why_unreachable,
 };
 use tokio::time::{Instant, sleep};
 use tower::BoxError;
@@ -100,8 +101,7 @@ async fn why_first_is_down(redlock: &Redlock) -> Option<Arc<str>> {
 async fn lock_for(redlock: &Redlock, duration: Duration) {
     let began = Instant::now();
     while began.elapsed() < duration {
-        let guard = redlock.try_lock("k").await.unwrap();
-        guard.release().await.unwrap();
+        lock_and_release(redlock, "k").await;
         sleep(ms(10)).await;
     }
 }
@@ -329,13 +329,7 @@ async fn password_changed_behind_the_provider_is_one_failure_until_it_is_right_a
     let redlock = redlock.build().unwrap();
     until_all_up(&redlock, LONGEST).await;
     set_user(&cluster.servers[0], &["resetpass", ">another"]);
-    redlock
-        .try_lock("k")
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    lock_and_release(&redlock, "k").await;
     assert!(
         why_first_is_down(&redlock).await.is_none(),
         "a connection that is open stays"

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::{Cluster, Proxy, RedisServer};
+use support::{Cluster, Proxy, RedisServer, lock_and_release};
 use tower_redlock::{
     LockError, LockKey, NodeFailure, Redlock, RedlockBuilder, Released, RestartGuard,
 };
@@ -37,7 +37,7 @@ async fn lock_excludes_other_callers_until_it_is_released() {
             );
             guard.extend(Duration::from_secs(9)).await.unwrap();
             assert_eq!(guard.release().await, Ok(Released::Freed));
-            theirs.try_lock("a").await.unwrap().release().await.unwrap();
+            lock_and_release(&theirs, "a").await;
         }
     }
     cluster.wait_until_free(Duration::from_secs(1)).await;
@@ -112,13 +112,7 @@ async fn node_with_a_key_of_another_type_does_not_vote() {
             cluster.servers[server].command(&["RPUSH", taken, "mine"]);
         };
         list(0);
-        redlock
-            .try_lock("k")
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        lock_and_release(&redlock, "k").await;
         redlock
             .lock_all(["k", "l"])
             .await
@@ -254,13 +248,7 @@ async fn node_behind_a_slow_link_is_reached_again() {
         .restart_guard(RestartGuard::Off)
         .build()
         .unwrap();
-    redlock
-        .try_lock("k")
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    lock_and_release(&redlock, "k").await;
     proxy.cut();
     tokio::time::sleep(Duration::from_millis(300)).await;
     proxy.delay(Duration::from_millis(250));

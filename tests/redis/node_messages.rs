@@ -8,7 +8,7 @@ use axum::extract::{FromRef, Path};
 use axum::routing::post;
 use http::{Request, StatusCode};
 use serde::Deserialize;
-use support::{Answer, Cluster, Deadline, Log, RedisServer, until};
+use support::{Answer, Cluster, Deadline, Log, RedisServer, lock_and_release, until};
 use tower_redlock::{
     IdempotencyLayer, LockKey, LockKeys, LockResource, Locked, NodeState, Redlock, RedlockLayer,
     RestartGuard, scope,
@@ -152,13 +152,7 @@ async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
     }
     cluster.servers[0].restart();
     until_up(&redlock, 2).await;
-    redlock
-        .try_lock("k")
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    lock_and_release(&redlock, "k").await;
     let (node, text) = (format!("node=\"{first}\""), log.text());
     let mut lines = text.lines().filter(|line| line.contains("WARN"));
     let is_told = |line: &str| line.contains("redlock node is up again") && line.contains(&node);

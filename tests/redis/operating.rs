@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::{Deadline, Log, RedisServer, Reply, TTL, use_all};
+use support::{Deadline, Log, RedisServer, Reply, TTL, lock_and_release, use_all};
 use tower_redlock::deadpool_redis::{Hook, Manager, Pool};
 use tower_redlock::{LockError, Redlock, RedlockBuilder, Released, RestartGuard};
 
@@ -212,13 +212,7 @@ async fn single_node_is_a_lock_service() {
 async fn fence_takes_about_two_hundred_bytes_of_a_node() {
     let server = RedisServer::start();
     let redlock = unguarded().urls([server.url()]).build().unwrap();
-    redlock
-        .try_lock("warm")
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    lock_and_release(&redlock, "warm").await;
     let before = used_memory(&server);
     let keys: Vec<String> = (0..FENCES).map(|i| format!("account:{i:013}")).collect();
     for some in keys.chunks(32) {

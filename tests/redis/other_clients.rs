@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use support::{Cluster, Connection, not_run};
+use support::{Cluster, Connection, lock_and_release, not_run};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
@@ -131,7 +131,7 @@ async fn lock_all_and_node_redlock_exclude_each_key_of_a_set() {
         assert_contended(&ours.try_lock("b").await, "b");
         let both = ours.lock_all(["a", "b"]).wait(Duration::ZERO).await;
         assert_contended(&both, "a, b");
-        ours.try_lock("a").await.unwrap().release().await.unwrap();
+        lock_and_release(&ours, "a").await;
         assert_eq!(other.order("release").await, "released");
     }
 }

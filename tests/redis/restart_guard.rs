@@ -9,7 +9,7 @@ use axum::routing::post;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
-use support::{Cluster, Proxy, RedisServer, not_run};
+use support::{Cluster, Proxy, RedisServer, lock_and_release, not_run};
 use tower::ServiceExt;
 use tower_redlock::{
     Health, IdempotencyLayer, LockError, NodeFailure, NodeHealth, NodeState, Redlock,
@@ -81,13 +81,7 @@ async fn fresh_cluster_refuses_until_the_restart_guard_ends_and_reports_the_time
         assert!(left <= WINDOW + Duration::from_secs(1));
     }
     admitted(&redlock).await;
-    redlock
-        .try_lock("k")
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    lock_and_release(&redlock, "k").await;
 }
 
 /// All that a load balancer can be told, in the order in which a cluster may come to it.
@@ -165,13 +159,7 @@ async fn restarted_node_is_quarantined_while_the_others_grant() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let state = redlock.health().await.nodes[0].state.clone();
     assert!(matches!(state, NodeState::Quarantined { .. }), "{state:?}");
-    redlock
-        .try_lock("k")
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    lock_and_release(&redlock, "k").await;
     assert!(
         !cluster.servers[0].exists("redlock:{k}:fence"),
         "it was asked for a vote"
@@ -211,7 +199,7 @@ async fn majority_that_forgot_a_lock_grants_it_only_after_the_quarantine() {
     assert!(asked > 5);
     drop(guard);
     admitted(&fresh).await;
-    fresh.try_lock("k").await.unwrap().release().await.unwrap();
+    lock_and_release(&fresh, "k").await;
 }
 
 #[tokio::test]
@@ -229,7 +217,7 @@ async fn flushed_majority_is_detected_on_open_connections() {
     assert!(guard.is_valid());
     guard.lost().await;
     admitted(&theirs).await;
-    theirs.try_lock("k").await.unwrap().release().await.unwrap();
+    lock_and_release(&theirs, "k").await;
 }
 
 #[tokio::test]
@@ -273,7 +261,7 @@ async fn fencing_off_flushed_majority_is_detected_on_open_connections() {
         assert!(guard.is_valid());
         guard.lost().await;
         admitted(&theirs).await;
-        theirs.try_lock("k").await.unwrap().release().await.unwrap();
+        lock_and_release(&theirs, "k").await;
     }
 }
 
@@ -314,13 +302,7 @@ async fn replica_does_not_vote() {
     let master = cluster.servers[3].port().to_string();
     cluster.servers[0].command(&["REPLICAOF", "127.0.0.1", &master]);
     with_quorum(&redlock).await;
-    redlock
-        .try_lock("k")
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    lock_and_release(&redlock, "k").await;
     let state = redlock.health().await.nodes[0].state.clone();
     let NodeState::Unreachable { why, .. } = state else {
         panic!("{state:?}");
@@ -355,13 +337,7 @@ async fn promoted_replica_is_quarantined() {
     synced.expect("the replica syncs");
     server.command(&["REPLICAOF", "NO", "ONE"]);
     tokio::time::sleep(Duration::from_millis(300)).await;
-    redlock
-        .try_lock("k")
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    lock_and_release(&redlock, "k").await;
     tokio::time::sleep(Duration::from_millis(400)).await;
     let state = redlock.health().await.nodes[0].state.clone();
     assert!(matches!(state, NodeState::Quarantined { .. }), "{state:?}");

@@ -60,5 +60,7 @@ pub use script_node::ScriptNode;
 pub use scripted::{redlock, set_all};
 pub use slow_readiness::SlowReadiness;
 pub use subscribe::subscribe;
-pub use uses::{TTL, list_all, polls_rarely, use_all, use_every_connection, why_unreachable};
+pub use uses::{
+    TTL, list_all, lock_and_release, polls_rarely, use_all, use_every_connection, why_unreachable,
+};
 pub use waiting::{until, until_all_up, wait_until};

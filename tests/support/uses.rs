@@ -17,6 +17,12 @@ use tower_redlock::{
 
 use crate::waiting::wait_until;
 
+/// Locks a key that is free, and releases it on a majority.
+pub async fn lock_and_release(redlock: &Redlock, key: impl Into<LockKey>) {
+    let guard = redlock.try_lock(key).await.unwrap();
+    guard.release().await.unwrap();
+}
+
 /// Locks, waits, contends, extends, releases and records, and returns what went wrong.
 pub async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<String> {
     let mut complaints = Vec::new();
