@@ -92,7 +92,7 @@ impl RedlockConfig {
         Self::from_vars(|name| env::var_os(name))
     }
 
-    fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Result<Self, BuildError> {
+    pub(super) fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Result<Self, BuildError> {
         let mut config = Self::default();
         for name in NAMES {
             let Some(text) = var(&format!("REDLOCK_{}", name.to_ascii_uppercase())) else {

@@ -29,6 +29,8 @@ mod cluster;
 mod config;
 mod driver;
 mod error;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod guard;
 mod health;
 mod layout;
