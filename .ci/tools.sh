@@ -6,13 +6,13 @@ mkdir -p "${CARGO_TARGET_DIR:-target}"
 TARGET="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
 TOOLS="${TOWER_REDLOCK_TOOLS:-$TARGET/tools}"
 PUBLIC_API=tests/public_api.txt
-known= red= goes_on= by_name= unnamed=
+known= red= goes_on= by_name= unnamed= times=
 
 # `step NAME COMMAND…` runs the command, unless the script was called with the names of other steps. Steps may share a
 # name. The first one that fails ends a script that does not set `goes_on`. After `by_name=yes`, steps run only if they
 # are named.
 step() {
-    local name="$1"
+    local name="$1" began="$SECONDS"
     shift
     known+=" $name"
     if [ "${#wanted[@]}" -eq 0 ] && [ -n "$by_name" ]; then
@@ -29,16 +29,18 @@ step() {
     )
     [ "$?" -eq 0 ] || red+=" $name"
     set -e
+    times+="$(printf '%5d s  %s' "$((SECONDS - began))" "$name")"$'\n'
     [ -z "$red" ] || [ -n "$goes_on" ] || fail "failed:$red"
 }
 
-# After the last step. A name that no step has would otherwise count as passed.
+# After the last step: how long each took. A name that no step has would otherwise count as passed.
 passed() {
     local name
     for name in ${wanted[@]+"${wanted[@]}"}; do
         [[ "$known " == *" $name "* ]] || fail "there is no step $name, only:$known"
     done
     [ -z "$red" ] || fail "failed:$red"
+    printf '\n%s' "$times"
     [ -z "$unnamed" ] || not_run "by name only: $0$unnamed"
     printf '\n%s: %s passed\n' "$0" "$([ "${#wanted[@]}" -eq 0 ] && echo "all checks" || echo "${wanted[*]}")"
 }
