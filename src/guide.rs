@@ -1,6 +1,6 @@
 //! Chapters on what no signature says: a path for newcomers, and reference.
 //!
-//! The path, in this order:
+//! The path for newcomers is an afternoon of reading: the [front page](crate), and then these chapters, in this order.
 //!
 //! | to | read |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | execute a retried request once | [Idempotency](mod@idempotency) |
 //! | run the Redis servers | [Operating the nodes](operating_the_nodes) |
 //!
-//! Reference, when you need it:
+//! The rest is reference, for when you need it:
 //!
 //! | to | read |
 //! |---|---|
