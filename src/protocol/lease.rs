@@ -124,14 +124,6 @@ impl Lease {
                 self.on_answer(node, number, &Answer::Failed, now);
             }
             Input::TimedOut => self.on_timeout(now),
-            Input::Abandoned => {
-                // Not a recording that goes on without its holder.
-                let is_over = matches!(self.stage, LifeStage::Recording(_)) && !self.is_begun;
-                if is_over || self.is_acquiring() {
-                    // Publishes: an earlier release may not have been published, because this caller waited.
-                    self.release(true, None, now);
-                }
-            }
             Input::Delivered { at } => {
                 if let LifeStage::Holding(holding) = &mut self.stage {
                     holding.delivered_at = Some(at);

@@ -65,20 +65,18 @@ impl Life {
         if !is_answer && after == *lease {
             return None;
         }
-        let is_over = self.done.contains("dropped") || self.done.contains("abandoned");
+        let is_over = self.done.contains("dropped");
         let mut once = |what| self.done.insert(what);
         let is_allowed = match input {
             Input::Answered { node, number, .. } | Input::NeverSent { node, number } => {
                 self.asked.remove(&(*node, *number))
             }
             Input::TimedOut => lease.poll_timeout().is_some_and(|at| at <= now),
-            // Also during the repair of a record, which no client of the models abandons.
-            Input::Abandoned => once("abandoned") && !lease.is_holding(),
             Input::Delivered { at } => {
                 once("delivered") && self.is_granted && *at <= now && !is_over
             }
             Input::Extend { .. } => self.is_granted && !is_over && !lease.is_extending(),
-            Input::Dropped { .. } => once("dropped") && self.is_granted && !is_over,
+            Input::Dropped { .. } => once("dropped"),
             Input::Begin => self.is_granted && !is_over,
             Input::Record { .. } => once("recorded") && self.is_granted && !is_over,
             Input::Read(_) => self

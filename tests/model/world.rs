@@ -629,11 +629,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
     /// The caller goes.
     fn drop_lease(&self, state: &mut State<N, C, K>, client: usize, group: usize, effect: Effect) {
         let publishes = false;
-        let input = match self.leases[group].is(state.lease(client, group), Lease::is_acquiring) {
-            true => Input::Abandoned,
-            false => Input::Dropped { publishes, effect },
-        };
-        self.handle(state, client, group, input);
+        self.handle(state, client, group, Input::Dropped { publishes, effect });
     }
 
     fn write(storage: &mut Storage, clients: &[Client<K>], client: usize, key: u8) -> bool {

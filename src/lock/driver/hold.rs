@@ -152,9 +152,7 @@ impl Driver {
         self.pass_events();
         // Before the first node can grant the lock to another caller: no handle may show it as valid then.
         let lost = self.state.end(now);
-        let publishes = permit.publishes();
-        let effect = self.state.effect();
-        self.handle_at(Input::Dropped { publishes, effect }, now - self.origin);
+        self.handle_at(self.dropped(permit.publishes()), now - self.origin);
         // The requests of the next waiter follow the releases on every node.
         drop(permit);
         async move {

@@ -127,7 +127,7 @@ impl Driver {
             }
             // No other event comes before these.
             Some(_) | None => {
-                self.handle(Input::Abandoned);
+                self.handle(self.dropped(true));
                 Err(AcquireError::Abandoned)
             }
         }
@@ -389,15 +389,18 @@ impl Driver {
         failures.into_values().collect()
     }
 
+    /// Tells the lease that its caller is gone, or its last holder.
+    pub(super) fn dropped(&self, publishes: bool) -> Input {
+        let effect = self.state.effect();
+        Input::Dropped { publishes, effect }
+    }
+
     /// Releases what no caller gets any more. May be called in a `Drop`.
     pub(super) fn abandon(&mut self) {
         self.tell();
         // There is no task that would pass it on.
         while self.lease.poll_event().is_some() {}
-        let (now, effect) = (self.origin.elapsed(), self.state.effect());
-        self.pass(Input::Abandoned, now);
-        let publishes = true;
-        self.pass(Input::Dropped { publishes, effect }, now);
+        self.pass(self.dropped(true), self.origin.elapsed());
         self.send(submit_in_drop);
     }
 

@@ -102,8 +102,6 @@ pub enum Input {
     },
     /// The time of [`Lease::poll_timeout`](super::Lease::poll_timeout) has come.
     TimedOut,
-    /// The caller went away before it had the lock.
-    Abandoned,
     /// The caller got the lock at this time, and with it all others that it needs.
     Delivered {
         /// When it did.
@@ -120,9 +118,9 @@ pub enum Input {
     Revoked,
     /// No renewal is to begin any more.
     StopRenewing,
-    /// The last holder is gone.
+    /// The caller is gone, or the last holder.
     Dropped {
-        /// Whether other processes wait for the release.
+        /// Whether other processes wait for the release of a holder.
         publishes: bool,
         /// What the holder says about its work, if it is an execution.
         effect: Effect,

@@ -367,6 +367,12 @@ impl Lease {
     }
 
     pub(super) fn on_dropped(&mut self, publishes: bool, effect: Effect, now: Duration) {
+        // A repair is over, and a recording goes on without its holder.
+        let is_repairing = matches!(self.stage, LifeStage::Recording(_)) && !self.is_begun;
+        if is_repairing || self.is_acquiring() {
+            // Publishes: an earlier release may not have been published, because this caller waited.
+            return self.release(true, None, now);
+        }
         match effect {
             Effect::Unknown => {}
             Effect::NotBegun => self.is_begun = false,

@@ -55,7 +55,7 @@ fn numbers_that_differ_are_raised_to_the_highest() {
     let mut world = World::new();
     let first = world.call(spec(9));
     world.serve(first, &[0]);
-    world.handle(first, Input::Abandoned);
+    world.handle(first, dropped(false));
     world.execute(first, 0);
     let second = world.call(spec(3));
     world.serve(second, &[0, 1]);
@@ -125,7 +125,7 @@ fn caller_that_goes_away_leaves_nothing_wherever_its_requests_are() {
     for executed in 0..=NODES {
         let mut world = World::of(spec(7));
         (0..executed).for_each(|node| world.execute(0, node));
-        world.handle(0, Input::Abandoned);
+        world.handle(0, dropped(false));
         assert_eq!(world.callers[0].published, 1);
         for node in 0..NODES {
             while !world.callers[0].links[node].requests.is_empty() {
@@ -146,7 +146,7 @@ fn node_that_was_never_asked_is_not_released() {
     world.callers[0].links[2].requests.clear();
     let never = Input::NeverSent { node: 2, number: 1 };
     world.handle(0, never);
-    world.handle(0, Input::Abandoned);
+    world.handle(0, dropped(false));
     assert_eq!(world.asked(0), [2, 2, 0]);
 }
 
@@ -217,7 +217,7 @@ fn two_callers_exclude_each_other_in_every_order_and_leave_nothing() {
                 }
             }
             let input = match of.lease.stage {
-                LifeStage::Acquiring(_) if caller == 1 => Input::Abandoned,
+                LifeStage::Acquiring(_) if caller == 1 => dropped(false),
                 LifeStage::Holding(_) => dropped(true),
                 _ => continue,
             };

@@ -219,7 +219,7 @@ fn node_that_is_silent_in_a_second_phase_with_a_record_is_not_waited_for() {
     let mut world = World::executing();
     let other = world.call(once(20));
     world.execute(other, 0);
-    world.handle(other, Input::Abandoned);
+    world.handle(other, dropped(false));
     world.execute(other, 0);
     world.callers.clear();
     world.call(once(7));

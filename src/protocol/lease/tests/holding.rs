@@ -254,7 +254,7 @@ fn readers_share_a_lock_and_exclude_a_writer_until_the_last_one_is_gone() {
         let freed = Event::Released(ReleaseStep::Freed);
         assert!(world.callers[reader].events.contains(&freed));
     }
-    world.handle(refused, Input::Abandoned);
+    world.handle(refused, dropped(false));
     while !world.callers[refused].links[2].requests.is_empty() {
         world.execute(refused, 2);
     }

@@ -155,7 +155,7 @@ fn replay_asks_nothing_of_a_node_that_may_have_the_record() {
 #[test]
 fn replay_whose_caller_goes_away_is_released_at_once() {
     let mut world = replaying();
-    world.handle(0, Input::Abandoned);
+    world.handle(0, dropped(false));
     assert!(world.callers[0].lease.is_releasing());
     assert!(asks(&world, 0).contains(&(2, Op::Release)));
 }
