@@ -73,9 +73,9 @@ pub use lock::{
 pub use middleware::idempotency_key::IdempotencyKey;
 #[doc(inline)]
 pub use middleware::{
-    BufferBodyLayer, BufferedBody, CancelOnDisconnect, IntoKeys, KeyExtractor, LockBody,
-    LockHandles, LockLostError, OnLost, OnMissingKey, OnUnavailable, RedlockLayer, Rejection,
-    RejectionResponse, ReleaseAt, RequestKind, RunToCompletion, Unprotected,
+    BufferBodyLayer, BufferedBody, CancelOnDisconnect, KeyExtractor, LockBody, LockHandles,
+    LockLostError, OnLost, OnMissingKey, OnUnavailable, RedlockLayer, Rejection, RejectionResponse,
+    ReleaseAt, RequestKind, RunToCompletion, Unprotected,
 };
 #[cfg(feature = "metrics")]
 pub use node::LATENCY_BUCKETS;
@@ -115,7 +115,7 @@ pub use protocol::{
 /// | header, cookie | [`header`](key::header), [`cookie`](key::cookie) |
 /// | query string | [`query`](key::query) |
 /// | host, method | [`host`](key::host), [`method`](key::method) |
-/// | value that another layer has put into the extensions | [`extension`](key::extension) |
+/// | value that another layer has put into the extensions | [`extension`](key::extension), [`optional_extension`](key::optional_extension) |
 #[cfg_attr(
     feature = "json",
     doc = "| body, behind a [`BufferBodyLayer`] | [`form_field`](key::form_field), [`json_pointer`](key::json_pointer) |"
@@ -136,15 +136,9 @@ pub mod key {
     #[cfg(feature = "json")]
     pub use crate::middleware::key::json_pointer;
     pub use crate::middleware::key::{
-        cookie, each, extension, form_field, from_fn, header, host, literal, method, query,
+        cookie, each, extension, form_field, from_fn, header, host, literal, method,
+        optional_extension, query,
     };
-
-    /// The types of the extractors, which programs rarely name.
-    pub mod extractors {
-        pub use crate::middleware::key::{
-            Each, Extension, Hashed, Literal, Map, Or, RequestPart, When,
-        };
-    }
 }
 
 /// Tools for tests: embedded nodes whose answers can be delayed, lost or forged, and a

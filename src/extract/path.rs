@@ -10,7 +10,8 @@ use http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use crate::extract::locked::LockResource;
-use crate::middleware::key::{RequestPart, named};
+use crate::middleware::KeyExtractor;
+use crate::middleware::key::{Described, named};
 use crate::protocol::{KeyError, LockKeys};
 
 /// Takes the key from the path parameter `name` of the matched axum route, percent-decoded.
@@ -35,8 +36,8 @@ use crate::protocol::{KeyError, LockKeys};
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn path(name: &'static str) -> RequestPart {
-    RequestPart::new(format!("path parameter `{name}`"), move |parts| {
+pub fn path(name: &'static str) -> impl KeyExtractor + Clone {
+    Described::part(format!("path parameter `{name}`"), move |parts| {
         let params = raw_path_params(parts)?;
         let mut params = params.iter().flat_map(RawPathParams::iter);
         let Some((_, value)) = params.find(|(found, _)| *found == name) else {
@@ -70,8 +71,8 @@ pub fn path(name: &'static str) -> RequestPart {
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn matched_path() -> RequestPart {
-    RequestPart::new("the matched route", |parts| {
+pub fn matched_path() -> impl KeyExtractor + Clone {
+    Described::part("the matched route", |parts| {
         match parts.extensions.get::<MatchedPath>() {
             Some(matched) => Ok(named(matched.as_str())),
             None => unrouted(parts, "key::matched_path()"),
@@ -102,11 +103,11 @@ pub fn matched_path() -> RequestPart {
 /// # let _: &dyn tower_redlock::KeyExtractor = &by_invoice;
 /// ```
 #[must_use]
-pub fn typed_path<T>() -> RequestPart
+pub fn typed_path<T>() -> impl KeyExtractor + Clone
 where
     T: DeserializeOwned + LockResource + Send + 'static,
 {
-    RequestPart::new("the path parameters", |parts| match path_params(parts) {
+    Described::part("the path parameters", |parts| match path_params(parts) {
         Some(Ok(Path::<T>(resource))) => Ok(Some(resource.lock_keys())),
         Some(Err(error)) if error.status().is_client_error() => Err(KeyError::malformed(
             "the path parameters do not name a resource",

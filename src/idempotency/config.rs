@@ -91,7 +91,7 @@ impl Config {
             .extract(parts)
             .map_err(Rejection::from_key_error)?;
         let Some(scope) = scope.filter(present) else {
-            let source = self.scope.source();
+            let source = self.scope.describe().source;
             let mistake = format!(
                 "the scope of an IdempotencyLayer found no caller in {}",
                 source.as_deref().unwrap_or("the result of its function")

@@ -1,9 +1,7 @@
 //! The caller that an idempotency key belongs to.
 
-use http::request::Parts;
-
 use crate::middleware::KeyExtractor;
-use crate::protocol::{KeyError, LockKey, LockKeys};
+use crate::middleware::key::literal;
 
 /// Returns the scope of a service without tenants: every client that sends a key gets the response that was
 /// recorded for it.
@@ -12,20 +10,6 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// the caller by the result of authentication: `key::extension::<UserId>(..)`. Do not use an address, or a
 /// credential: a refreshed credential would count as another caller and execute again.
 #[must_use]
-pub fn public() -> Public {
-    Public
-}
-
-/// Extractor of [`public`].
-#[derive(Debug, Clone, Copy)]
-pub struct Public;
-
-impl KeyExtractor for Public {
-    fn extract(&self, _: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        Ok(Some(LockKey::from(("scope", "public")).into()))
-    }
-
-    fn is_constant(&self) -> bool {
-        true
-    }
+pub fn public() -> impl KeyExtractor + Clone {
+    literal(("scope", "public"))
 }

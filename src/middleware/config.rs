@@ -127,7 +127,7 @@ impl Config {
             OnMissingKey::Reject if matched_no_route(parts) => Ok(Err(NotLocked::NoKey)),
             OnMissingKey::Reject | OnMissingKey::RejectAlways => {
                 self.refusals.log_lacking(|| self.lacking_key());
-                Err(Rejection::key_missing(self.key.source()))
+                Err(Rejection::key_missing(self.key.describe().source))
             }
         }
     }
@@ -156,7 +156,7 @@ impl Config {
 
     /// Describes, for the log, requests that name no resource.
     fn lacking_key(&self) -> String {
-        let source = self.key.source();
+        let source = self.key.describe().source;
         format!(
             "they name no resource of `{}`, whose key comes from {}; set `missing_key` or `skip` if they need no lock",
             self.label(),

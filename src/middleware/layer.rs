@@ -54,8 +54,9 @@ impl RedlockLayer {
     /// If the key consists of literals only, all requests share one lock. That is rarely intended, so
     /// the layer logs a warning.
     pub fn new(redlock: Redlock, key: impl KeyExtractor) -> Self {
-        let label = key.label().unwrap_or(telemetry::UNNAMED);
-        if key.is_constant() {
+        let description = key.describe();
+        let label = description.label.unwrap_or(telemetry::UNNAMED);
+        if description.is_constant {
             tracing::warn!(
                 resource = label,
                 "the key of a RedlockLayer is the same for every request, so all requests share one lock; \

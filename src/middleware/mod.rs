@@ -63,7 +63,7 @@ pub use disconnect::{
     CancelOnDisconnect, RunToCompletion, RunToCompletionFuture, RunToCompletionService,
 };
 pub use held::LockHandles;
-pub use key::{IntoKeys, KeyExtractor};
+pub use key::KeyExtractor;
 pub use layer::RedlockLayer;
 #[cfg(all(feature = "utoipa", any(feature = "axum", feature = "idempotency")))]
 pub(crate) use openapi::responses;

@@ -446,14 +446,14 @@ async fn scope_from_a_missing_extension_is_misconfigured_unless_optional() {
     let log = Log::default();
     let _guard = log.subscribe();
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let whose = || key::extension::<Caller>(|caller| caller.0);
+    let name: fn(&Caller) -> &str = |caller| caller.0;
     let apps = [
         (
-            IdempotencyLayer::new(redlock(&nodes), whose()),
+            IdempotencyLayer::new(redlock(&nodes), key::extension(name)),
             "misconfigured",
         ),
         (
-            IdempotencyLayer::new(redlock(&nodes), whose().optional()),
+            IdempotencyLayer::new(redlock(&nodes), key::optional_extension(name)),
             "scope-missing",
         ),
     ];

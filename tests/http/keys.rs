@@ -77,7 +77,7 @@ async fn layer_with_a_constant_key_warns_once() {
         log.text()
     };
     for key in constant {
-        let (label, log) = (key.label().unwrap_or("unnamed"), warnings(key));
+        let (label, log) = (key.describe().label.unwrap_or("unnamed"), warnings(key));
         assert_eq!(log.matches("WARN").count(), 1, "{log}");
         assert!(
             log.contains("share one lock") && log.contains(label),

@@ -23,7 +23,6 @@ use tower::buffer::{Buffer, BufferLayer};
 use tower::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
-use tower_redlock::key::extractors;
 use tower_redlock::middleware::{RedlockService, ResponseFuture};
 use tower_redlock::{
     KeyExtractor, LockBody, LockError, LockFuture, LockGuard, LockHandle, LockRequest, Lost,
@@ -428,7 +427,6 @@ fn public_types_have_their_documented_auto_traits() {
             holds::<$type>();
         })+};
     }
-    struct NotClone;
     check! {
         Redlock => [Clone + Send + Sync + Unpin + fmt::Debug + 'static],
         LockRequest => [Send + Sync + fmt::Debug + 'static],
@@ -448,9 +446,7 @@ fn public_types_have_their_documented_auto_traits() {
         LockBody<Body> => [Send + http_body::Body<Data = Bytes, Error = BoxError> + 'static],
         Rejection => [Clone + Send + Sync + fmt::Debug + 'static],
         Unprotected => [Copy + Send + Sync + 'static],
-        extractors::RequestPart => [KeyExtractor + Clone + fmt::Debug],
-        extractors::Extension<NotClone> => [KeyExtractor + Clone + fmt::Debug],
         Arc<dyn KeyExtractor> => [KeyExtractor + Clone],
-        (&'static str, Arc<dyn KeyExtractor>, extractors::Literal) => [KeyExtractor],
+        (&'static str, Arc<dyn KeyExtractor>) => [KeyExtractor + Clone],
     }
 }

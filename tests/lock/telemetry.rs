@@ -263,7 +263,7 @@ fn metric_label_is_that_of_the_layer_unless_the_options_of_the_request_have_one(
 #[test]
 fn metric_label_of_a_key_is_its_first_literal() {
     fn label(key: &impl KeyExtractor) -> Option<&'static str> {
-        key.label()
+        key.describe().label
     }
     assert_eq!(label(&("account", key::path("id"))), Some("account"));
     assert_eq!(label(&(key::host(), "account")), Some("account"));

@@ -1,6 +1,5 @@
 //! The extractor trait, and its implementations for literals, parts of a request, tuples, closures and pointers.
 
-use std::fmt;
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -13,7 +12,7 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// Implemented by
 /// * `&'static str`: a literal part, the same for every request;
 /// * tuples up to eight: a composite key; it names a resource only if every part does;
-/// * closures `|parts: &Parts| ..` that return anything [`IntoKeys`] takes;
+/// * closures `|parts: &Parts| ..` that return a key, as [`from_fn`](crate::key::from_fn) does;
 /// * the extractors of the [`key`](crate::key) module, and `Arc<dyn KeyExtractor>`.
 ///
 /// ```
@@ -40,24 +39,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// ([`KeyError::Misconfigured`]).
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError>;
 
-    /// Returns the name of the kind of resource, for spans and metrics, which never show a key:
-    /// the first literal part, if any.
-    fn label(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// Returns whether all requests that have a key have the same one, as with literals only. Default:
-    /// false.
-    ///
-    /// With such a key all requests share one lock, so a [`RedlockLayer`](crate::RedlockLayer) logs a warning.
-    fn is_constant(&self) -> bool {
-        false
-    }
-
-    /// Returns the part of a request that the key comes from, such as ``header `x-tenant` ``. A layer that
-    /// refuses requests that name no resource logs it, and names it to the client. Default: `None`.
-    fn source(&self) -> Option<String> {
-        None
+    /// Describes the keys, for the extractors of this crate.
+    #[doc(hidden)]
+    fn describe(&self) -> Description {
+        Description::default()
     }
 
     /// Puts a literal part in front: the same as the tuple `(literal, self)`.
@@ -76,74 +61,86 @@ pub trait KeyExtractor: Send + Sync + 'static {
         (self, other)
     }
 
-    /// Maps each key to anything that implements [`IntoKeys`], such as the key in lower case.
-    fn map<F, K>(self, map: F) -> Map<Self, F>
+    /// Maps each key to anything that a closure of [`from_fn`](crate::key::from_fn) may return, such as the key in
+    /// lower case.
+    fn map<K: IntoKeys>(
+        self,
+        map: impl Fn(LockKey) -> K + Send + Sync + 'static,
+    ) -> impl KeyExtractor + Clone
     where
         Self: Sized,
-        F: Fn(LockKey) -> K + Send + Sync + 'static,
-        K: IntoKeys + 'static,
     {
-        Map { inner: self, map }
+        Described::new(self.describe(), move |parts| {
+            let Some(keys) = self.extract(parts)?.filter(present) else {
+                return Ok(None);
+            };
+            let mut mapped = Vec::new();
+            for key in keys.as_slice() {
+                let Some(keys) = map(key.clone()).into_keys()? else {
+                    return Ok(None);
+                };
+                mapped.extend_from_slice(keys.as_slice());
+            }
+            Ok(Some(mapped.into_iter().collect()))
+        })
     }
 
     /// Replaces each key by its SHA-256 in hexadecimal digits, so that secrets and personal data are not visible
     /// on the nodes.
-    fn hashed(self) -> Hashed<Self>
+    fn hashed(self) -> impl KeyExtractor + Clone
     where
         Self: Sized,
     {
-        let hash: fn(LockKey) -> LockKey = |key| {
+        self.map(|key| {
             let digest = sha256(key.as_bytes());
             let hex = digest.iter().map(|byte| format!("{byte:02x}"));
-            LockKey::from(hex.collect::<String>())
-        };
-        Hashed(self.map(hash))
+            hex.collect::<String>()
+        })
     }
 
     /// Takes the key from `other` if `self` finds no resource. An error of `self` is returned.
-    fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
+    fn or<E: KeyExtractor>(self, other: E) -> impl KeyExtractor + Clone
     where
         Self: Sized,
     {
-        Or(self, other)
+        let description = self.describe();
+        let description = Description {
+            // Then the alternative is never used.
+            is_constant: description.is_constant,
+            ..description.join(other.describe(), " or ")
+        };
+        Described::new(description, move |parts| {
+            match self.extract(parts)?.filter(present) {
+                Some(keys) => Ok(Some(keys)),
+                None => other.extract(parts),
+            }
+        })
     }
 
     /// Names a resource only for requests for which `applies` returns true.
     ///
     /// Other requests have no key and are refused by default: add an alternative with
     /// [`or`](Self::or), or set [`missing_key`](crate::RedlockLayer::missing_key).
-    fn when<F>(self, applies: F) -> When<Self, F>
+    fn when(
+        self,
+        applies: impl Fn(&Parts) -> bool + Send + Sync + 'static,
+    ) -> impl KeyExtractor + Clone
     where
         Self: Sized,
-        F: Fn(&Parts) -> bool + Send + Sync + 'static,
     {
-        When {
-            inner: self,
-            applies,
-        }
+        let description = Description {
+            // Other requests have no key, or that of an alternative.
+            is_constant: false,
+            ..self.describe()
+        };
+        Described::new(description, move |parts| {
+            if applies(parts) {
+                self.extract(parts)
+            } else {
+                Ok(None)
+            }
+        })
     }
-}
-
-/// Extractor of [`KeyExtractor::map`].
-#[derive(Clone)]
-pub struct Map<E, F> {
-    pub(super) inner: E,
-    pub(super) map: F,
-}
-
-/// Extractor of [`KeyExtractor::hashed`].
-#[derive(Debug, Clone)]
-pub struct Hashed<E>(pub(super) Map<E, fn(LockKey) -> LockKey>);
-
-/// Extractor of [`KeyExtractor::or`].
-#[derive(Debug, Clone)]
-pub struct Or<A, B>(pub(super) A, pub(super) B);
-
-/// Extractor of [`KeyExtractor::when`].
-#[derive(Clone)]
-pub struct When<E, F> {
-    pub(super) inner: E,
-    pub(super) applies: F,
 }
 
 /// Takes the keys of both extractors and locks them together, all or nothing, as for a transfer from
@@ -157,13 +154,89 @@ pub struct When<E, F> {
 /// let both_accounts = ("account", key::each(key::query("from"), key::query("to")));
 /// # let _: &dyn tower_redlock::KeyExtractor = &both_accounts;
 /// ```
-pub fn each<A: KeyExtractor, B: KeyExtractor>(first: A, second: B) -> Each<A, B> {
-    Each((first, second))
+pub fn each<A: KeyExtractor, B: KeyExtractor>(first: A, second: B) -> impl KeyExtractor + Clone {
+    let description = first.describe().join(second.describe(), " and ");
+    Described::new(description, move |parts| {
+        let mut both = Vec::new();
+        for extractor in [&first as &dyn KeyExtractor, &second] {
+            let Some(keys) = extractor.extract(parts)?.filter(present) else {
+                return Ok(None);
+            };
+            both.extend_from_slice(keys.as_slice());
+        }
+        Ok(Some(both.into_iter().collect()))
+    })
 }
 
-/// Extractor of [`each`].
-#[derive(Debug, Clone)]
-pub struct Each<A, B>(pub(super) (A, B));
+/// What layers know of the keys of an extractor.
+#[derive(Debug, Clone, Default)]
+#[expect(
+    unnameable_types,
+    reason = "only extractors of this crate describe keys"
+)]
+pub struct Description {
+    /// The name of the kind of resource, for spans and metrics, which never show a key: the first literal part.
+    pub label: Option<&'static str>,
+    /// Whether all requests that have a key have the same one. They share one lock, so a layer logs a warning.
+    pub is_constant: bool,
+    /// The part of a request that the key comes from, such as ``header `x-tenant` ``. A layer that refuses requests
+    /// that name no resource logs it, and names it to the client.
+    pub source: Option<String>,
+}
+
+impl Description {
+    /// Describes two parts of a key, or two alternatives.
+    fn join(self, other: Self, between: &str) -> Self {
+        let sources: Vec<String> = self.source.into_iter().chain(other.source).collect();
+        Self {
+            label: self.label.or(other.label),
+            is_constant: self.is_constant && other.is_constant,
+            source: (!sources.is_empty()).then(|| sources.join(between)),
+        }
+    }
+}
+
+/// Extractor of a closure and its description.
+#[derive(Clone)]
+pub(crate) struct Described {
+    description: Description,
+    extract: Arc<dyn Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Send + Sync>,
+}
+
+impl Described {
+    pub(super) fn new(
+        description: Description,
+        extract: impl Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Send + Sync + 'static,
+    ) -> Self {
+        let extract = Arc::new(extract);
+        Self {
+            description,
+            extract,
+        }
+    }
+
+    /// Creates an extractor that takes the key from one part of a request.
+    pub(crate) fn part(
+        source: impl Into<String>,
+        extract: impl Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Send + Sync + 'static,
+    ) -> Self {
+        let description = Description {
+            source: Some(source.into()),
+            ..Description::default()
+        };
+        Self::new(description, extract)
+    }
+}
+
+impl KeyExtractor for Described {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        (self.extract)(parts)
+    }
+
+    fn describe(&self) -> Description {
+        self.description.clone()
+    }
+}
 
 /// Returns whether the keys name a resource: there is at least one, and none is empty. Otherwise all requests
 /// without a key would share the lock on the empty key.
@@ -177,15 +250,6 @@ pub(crate) fn named(text: &str) -> Option<LockKeys> {
     (!text.is_empty()).then(|| LockKey::from(text.as_bytes()).into())
 }
 
-/// Joins the sources of the parts of a key; `None` if no part has one.
-pub(super) fn join(
-    sources: impl IntoIterator<Item = Option<String>>,
-    between: &str,
-) -> Option<String> {
-    let sources: Vec<String> = sources.into_iter().flatten().collect();
-    (!sources.is_empty()).then(|| sources.join(between))
-}
-
 /// Conversion of the value that a closure returns as the key of a request: a key, a `String`, an integer, several
 /// keys, or any of these in an `Option` (`None`: the request names no resource) or a `Result`.
 #[diagnostic::on_unimplemented(
@@ -193,12 +257,9 @@ pub(super) fn join(
     label = "the function must return a lock key",
     note = "return a `LockKey`, `LockKeys`, a `String`, an integer, or any of these in an `Option` or in a `Result` with `KeyError`"
 )]
+#[expect(unnameable_types, reason = "a closure may return no other types")]
 pub trait IntoKeys {
     /// Converts to the return type of [`KeyExtractor::extract`].
-    ///
-    /// # Errors
-    ///
-    /// If `self` is an error.
     fn into_keys(self) -> Result<Option<LockKeys>, KeyError>;
 }
 
@@ -235,41 +296,10 @@ impl<K: IntoKeys> IntoKeys for Result<K, KeyError> {
     }
 }
 
-/// Extractor of the functions that take the key from one part of a request, such as [`header`](crate::key::header).
-#[derive(Clone)]
-pub struct RequestPart {
-    source: Arc<str>,
-    extract: Arc<dyn Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Send + Sync>,
-}
-
-impl RequestPart {
-    /// Creates an extractor from a closure, with its [source](KeyExtractor::source).
-    pub(crate) fn new(
-        source: impl Into<Arc<str>>,
-        extract: impl Fn(&Parts) -> Result<Option<LockKeys>, KeyError> + Send + Sync + 'static,
-    ) -> Self {
-        let (source, extract) = (source.into(), Arc::new(extract));
-        Self { source, extract }
-    }
-}
-
-impl KeyExtractor for RequestPart {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        (self.extract)(parts)
-    }
-
-    fn source(&self) -> Option<String> {
-        Some(self.source.to_string())
-    }
-}
-
-impl fmt::Debug for RequestPart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RequestPart").field(&self.source).finish()
-    }
-}
-
 /// Creates an extractor from a closure, without a type annotation on its argument.
+///
+/// The closure returns a [`LockKey`], [`LockKeys`], a `String`, a `Vec<u8>`, an integer, or any of these in an `Option`
+/// (`None`: the request names no resource) or a `Result` with [`KeyError`].
 ///
 /// ```
 /// use tower_redlock::key;
@@ -306,13 +336,13 @@ impl KeyExtractor for &'static str {
         self.into_keys()
     }
 
-    fn label(&self) -> Option<&'static str> {
-        Some(self)
-    }
-
-    fn is_constant(&self) -> bool {
-        // An empty literal names no resource.
-        !self.is_empty()
+    fn describe(&self) -> Description {
+        Description {
+            label: Some(self),
+            // An empty literal names no resource.
+            is_constant: !self.is_empty(),
+            source: None,
+        }
     }
 }
 
@@ -321,29 +351,10 @@ impl KeyExtractor for Arc<dyn KeyExtractor> {
         (**self).extract(parts)
     }
 
-    describes! {}
+    fn describe(&self) -> Description {
+        (**self).describe()
+    }
 }
-
-/// Describes the keys as another extractor does: that of a field, or the one that this points to.
-macro_rules! describes {
-    (@$self:ident) => { **$self };
-    (@$self:ident $field:tt) => { $self.$field };
-    ($($field:tt)?) => {
-        fn label(&self) -> Option<&'static str> {
-            describes!(@self $($field)?).label()
-        }
-
-        fn is_constant(&self) -> bool {
-            describes!(@self $($field)?).is_constant()
-        }
-
-        fn source(&self) -> Option<String> {
-            describes!(@self $($field)?).source()
-        }
-    };
-}
-
-pub(super) use describes;
 
 macro_rules! composite {
     ($($part:ident)+) => {
@@ -360,19 +371,10 @@ macro_rules! composite {
                 Ok(Some(composites.into_iter().map(LockKey::from_parts).collect()))
             }
 
-            fn label(&self) -> Option<&'static str> {
+            fn describe(&self) -> Description {
                 let ($($part,)+) = self;
-                [$($part.label()),+].into_iter().flatten().next()
-            }
-
-            fn is_constant(&self) -> bool {
-                let ($($part,)+) = self;
-                $($part.is_constant())&&+
-            }
-
-            fn source(&self) -> Option<String> {
-                let ($($part,)+) = self;
-                join([$($part.source()),+], " and ")
+                let parts = [$($part.describe()),+].into_iter();
+                parts.reduce(|one, next| one.join(next, " and ")).unwrap_or_default()
             }
         }
     };
@@ -462,7 +464,7 @@ mod tests {
     fn source_names_every_part_that_reads_the_request() {
         use crate::middleware::key::{each, extension, form_field, header, host, query};
 
-        let source = |extractor: &dyn KeyExtractor| extractor.source().unwrap();
+        let source = |extractor: &dyn KeyExtractor| extractor.describe().source.unwrap();
         let tenant = || header("x-tenant");
         assert_eq!(
             source(&("account", tenant(), query("id"))),
@@ -479,7 +481,7 @@ mod tests {
         let user: Arc<dyn KeyExtractor> = Arc::new(extension::<String>(String::as_str));
         assert_eq!(source(&user), "extension `alloc::string::String`");
         let closure = |_: &Parts| "7".to_owned();
-        assert_eq!(("account", closure).source(), None);
+        assert_eq!(("account", closure).describe().source, None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use http::request::Parts;
 use percent_encoding::percent_decode;
 
 use crate::middleware::buffered::BufferedBody;
-use crate::middleware::key::extractor::{RequestPart, named};
+use crate::middleware::key::extractor::{Described, KeyExtractor, named};
 use crate::protocol::{KeyError, LockKeys};
 
 /// Takes the key from the query parameter `name`, decoded as a form field: `%41` and `A` are the
@@ -24,8 +24,8 @@ use crate::protocol::{KeyError, LockKeys};
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn query(name: &'static str) -> RequestPart {
-    RequestPart::new(format!("query parameter `{name}`"), move |parts| {
+pub fn query(name: &'static str) -> impl KeyExtractor + Clone {
+    Described::part(format!("query parameter `{name}`"), move |parts| {
         let query = parts.uri.query().unwrap_or_default();
         form_value(query, name, "query parameter")
     })
@@ -76,8 +76,8 @@ fn decode(encoded: &str) -> Vec<u8> {
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn form_field(name: &'static str) -> RequestPart {
-    RequestPart::new(format!("form field `{name}`"), move |parts| {
+pub fn form_field(name: &'static str) -> impl KeyExtractor + Clone {
+    Described::part(format!("form field `{name}`"), move |parts| {
         if matches!(parts.method, Method::GET | Method::HEAD) {
             let query = parts.uri.query().unwrap_or_default();
             return form_value(query, name, "form field");
@@ -119,14 +119,14 @@ pub fn form_field(name: &'static str) -> RequestPart {
 /// ```
 #[cfg(feature = "json")]
 #[must_use]
-pub fn json_pointer(pointer: &'static str) -> RequestPart {
+pub fn json_pointer(pointer: &'static str) -> impl KeyExtractor + Clone {
     use serde_json::Value;
 
     assert!(
         pointer.is_empty() || pointer.starts_with('/'),
         "a JSON pointer is empty or begins with `/`"
     );
-    RequestPart::new(format!("JSON pointer `{pointer}`"), move |parts| {
+    Described::part(format!("JSON pointer `{pointer}`"), move |parts| {
         let body = buffered(parts, "key::json_pointer")?;
         let content_type = content_type(parts);
         let subtype = content_type.strip_prefix("application/").unwrap_or("");
@@ -178,7 +178,6 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::middleware::KeyExtractor;
     use crate::protocol::LockKey;
 
     fn parts(content_type: &str, body: &'static [u8]) -> Parts {

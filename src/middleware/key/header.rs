@@ -8,7 +8,7 @@ use http::request::Parts;
 use http::uri::Authority;
 use percent_encoding::percent_decode;
 
-use crate::middleware::key::extractor::{RequestPart, named};
+use crate::middleware::key::extractor::{Described, KeyExtractor, named};
 use crate::middleware::token_header::are_alike;
 use crate::protocol::{KeyError, LockKeys};
 
@@ -28,13 +28,13 @@ use crate::protocol::{KeyError, LockKeys};
 /// # Panics
 ///
 /// If `name` is not a header name.
-pub fn header<N>(name: N) -> RequestPart
+pub fn header<N>(name: N) -> impl KeyExtractor + Clone
 where
     N: TryInto<HeaderName, Error: Debug>,
 {
     let name = name.try_into();
     let name = name.expect("key::header needs a valid header name");
-    RequestPart::new(format!("header `{name}`"), move |parts| {
+    Described::part(format!("header `{name}`"), move |parts| {
         header_key(&name, parts)
     })
 }
@@ -70,8 +70,8 @@ pub(crate) fn header_key(name: &HeaderName, parts: &Parts) -> Result<Option<Lock
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn cookie(name: &'static str) -> RequestPart {
-    RequestPart::new(format!("cookie `{name}`"), move |parts| {
+pub fn cookie(name: &'static str) -> impl KeyExtractor + Clone {
+    Described::part(format!("cookie `{name}`"), move |parts| {
         let malformed = |what: &str| KeyError::malformed(format!("cookie `{name}` {what}"));
         // HTTP/2 may send each cookie in a header of its own (RFC 9113, section 8.2.3).
         let headers = parts.headers.get_all(COOKIE).iter();
@@ -125,8 +125,8 @@ fn trimmed(text: &[u8]) -> &[u8] {
 /// # let _: &dyn KeyExtractor = &key;
 /// ```
 #[must_use]
-pub fn host() -> RequestPart {
-    RequestPart::new("header `host`", |parts| {
+pub fn host() -> impl KeyExtractor + Clone {
+    Described::part("header `host`", |parts| {
         let malformed = |what: &str| KeyError::malformed(format!("header `host` {what}"));
         let mut headers = parts.headers.get_all(HOST).iter();
         let header = headers.next();
@@ -177,7 +177,6 @@ pub(crate) mod tests {
     use http::{HeaderValue, Request};
 
     use super::*;
-    use crate::middleware::KeyExtractor;
     use crate::protocol::LockKey;
 
     /// Returns the head of a request with a header of each value.

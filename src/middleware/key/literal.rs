@@ -3,7 +3,8 @@
 use http::request::Parts;
 
 use crate::middleware::key::KeyExtractor;
-use crate::protocol::{KeyError, LockKey, LockKeys};
+use crate::middleware::key::extractor::{Described, Description};
+use crate::protocol::LockKey;
 
 /// Returns a key, or a part of one, that is the same for all requests. A `&'static str` does the same;
 /// use this for values that are known only at start-up.
@@ -15,23 +16,14 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// let by_shard = (key::literal(format!("shard-{shard}")), key::path("id"));
 /// # let _: &dyn tower_redlock::KeyExtractor = &by_shard;
 /// ```
-pub fn literal(key: impl Into<LockKey>) -> Literal {
-    Literal(key.into())
-}
-
-/// Extractor of [`literal`].
-#[derive(Debug, Clone)]
-pub struct Literal(LockKey);
-
-impl KeyExtractor for Literal {
-    fn extract(&self, _: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        Ok(Some(self.0.clone().into()))
-    }
-
-    fn is_constant(&self) -> bool {
+pub fn literal(key: impl Into<LockKey>) -> impl KeyExtractor + Clone {
+    let key = key.into();
+    let description = Description {
         // An empty literal names no resource.
-        !self.0.is_empty()
-    }
+        is_constant: !key.is_empty(),
+        ..Description::default()
+    };
+    Described::new(description, move |_| Ok(Some(key.clone().into())))
 }
 
 /// Takes the request's method as a part of the key, so that `PUT /a/7` and `DELETE /a/7` do not

@@ -1,17 +1,16 @@
 //! Lock keys from requests: the extractor trait, its combinators, and the keys that need only `http`.
 
-mod combinators;
 mod extension;
 mod extractor;
 mod form;
 mod header;
 mod literal;
+#[cfg(test)]
+mod tests;
 
-pub use extension::{Extension, extension};
-pub use extractor::{
-    Each, Hashed, IntoKeys, KeyExtractor, Map, Or, RequestPart, When, each, from_fn,
-};
-pub(crate) use extractor::{named, present};
+pub use extension::{extension, optional_extension};
+pub(crate) use extractor::{Described, named, present};
+pub use extractor::{KeyExtractor, each, from_fn};
 #[cfg(feature = "json")]
 pub use form::json_pointer;
 pub use form::{form_field, query};
@@ -20,4 +19,4 @@ pub(crate) use header::header_key;
 #[cfg(all(test, feature = "idempotency"))]
 pub(crate) use header::tests::parts_with;
 pub use header::{cookie, header, host};
-pub use literal::{Literal, literal, method};
+pub use literal::{literal, method};
