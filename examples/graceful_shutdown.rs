@@ -90,13 +90,13 @@ Ctrl-C stops it."
     // After the signal: no new connections, then no new locks; running requests continue.
     let app = app(redlock.clone());
     let serve = |stopping| axum::serve(listener, app).with_graceful_shutdown(stopping);
-    let served = redlock.serve_until(stop, grace, serve).await;
-    if served.is_clean() {
+    let (output, drained) = redlock.serve_until(stop, grace, serve).await;
+    if output.is_some() && drained.is_clean() {
         println!("drained: nothing left");
     } else {
-        println!("drained: still held {:?}", served.drained.held);
-        println!("drained: unconfirmed {:?}", served.drained.unconfirmed);
+        println!("drained: still held {:?}", drained.held);
+        println!("drained: unconfirmed {:?}", drained.unconfirmed);
     }
-    served.output.transpose()?;
+    output.transpose()?;
     Ok(())
 }

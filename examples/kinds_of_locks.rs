@@ -56,15 +56,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("listening on http://{address}");
     let leading = tokio::spawn(redlock.lead("dispatcher", dispatch));
     let app = app(&redlock);
-    let served = redlock
+    let (output, drained) = redlock
         .serve_until(stop, GRACE, |stopping| {
             let app = app.into_make_service_with_connect_info::<SocketAddr>();
             axum::serve(listener, app).with_graceful_shutdown(stopping)
         })
         .await;
     leading.await??;
-    println!("drained: {}", served.is_clean());
-    Ok(served.output.unwrap_or(Ok(()))?)
+    println!("drained: {}", output.is_some() && drained.is_clean());
+    Ok(output.unwrap_or(Ok(()))?)
 }
 
 fn app(redlock: &Redlock) -> Router {

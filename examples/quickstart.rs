@@ -228,10 +228,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let app = app(redlock.clone());
     let serve = |stopping| axum::serve(listener, app).with_graceful_shutdown(stopping);
-    let served = redlock.serve_until(stop, GRACE, serve).await;
-    let (released, held) = (served.drained.released, served.drained.held.len());
+    let (output, drained) = redlock.serve_until(stop, GRACE, serve).await;
+    let (released, held) = (drained.released, drained.held.len());
     println!("drained: {released} released, {held} still held");
-    served.output.transpose()?;
+    output.transpose()?;
     Ok(())
 }
 

@@ -54,28 +54,34 @@ pub mod protocol;
 pub use deadpool_redis;
 #[cfg(feature = "axum")]
 pub use extract::{
-    ExtractorRejectionLayer, LockHandleRejection, LockRefused, LockResource, Locked,
-    LockedRejection, admin_router, health_router,
+    ExtractorRejection, LockResource, Locked, LockedRejection, admin_router, health_router,
 };
 #[cfg(feature = "idempotency")]
 #[doc(inline)]
-pub use idempotency::{IdempotencyLayer, OnUnrecorded, scope};
+pub use idempotency::{config::OnUnrecorded, layer::IdempotencyLayer};
 #[cfg(feature = "redis")]
 pub use lock::RedlockConfig;
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, GroupHealth, Health, HeldLock, Lead,
     LockError, LockFuture, LockGuard, LockHandle, LockOptions, LockRequest, Lost, LostReason,
     NodeGroup, NodeHealth, Readiness, Redlock, RedlockBuilder, ReleaseError, Released,
-    RestartGuard, Served, Stopping, Unconfirmed,
+    RestartGuard, Unconfirmed,
 };
 #[cfg(any(feature = "client", feature = "idempotency"))]
 #[doc(inline)]
-pub use middleware::idempotency_key::IdempotencyKey;
+pub use middleware::idempotency_key::{IdempotencyKey, ParseIdempotencyKeyError};
 #[doc(inline)]
 pub use middleware::{
-    BufferBodyLayer, BufferedBody, CancelOnDisconnect, KeyExtractor, LockBody, LockHandles,
-    LockLostError, OnLost, OnMissingKey, OnUnavailable, RedlockLayer, Rejection, RejectionResponse,
-    ReleaseAt, RequestKind, RunToCompletion, Unprotected,
+    body::{LockBody, LockLostError},
+    buffer::BufferBodyLayer,
+    buffered::BufferedBody,
+    config::{OnLost, OnMissingKey, OnUnavailable, ReleaseAt, Unprotected},
+    disconnect::{CancelOnDisconnect, RunToCompletion},
+    held::LockHandles,
+    key::KeyExtractor,
+    layer::RedlockLayer,
+    rejection::Rejection,
+    response::{RejectionResponse, RequestKind},
 };
 #[cfg(feature = "metrics")]
 pub use node::LATENCY_BUCKETS;
@@ -139,6 +145,12 @@ pub mod key {
         cookie, each, extension, form_field, from_fn, header, host, literal, method,
         optional_extension, query,
     };
+}
+
+/// Scopes for [`IdempotencyLayer::new`]: which caller an idempotency key belongs to.
+#[cfg(feature = "idempotency")]
+pub mod scope {
+    pub use crate::idempotency::scope::public;
 }
 
 /// Tools for tests: embedded nodes whose answers can be delayed, lost or forged, and a

@@ -22,7 +22,8 @@ use std::error::Error;
 use tonic::body::Body;
 use tonic::transport::Endpoint;
 use tower::ServiceBuilder;
-use tower_redlock::client::{Attempt, ClientBody, Decision, RetryLockedLayer};
+use tower_redlock::client::{Attempt, Decision, RetryLockedLayer};
+use tower_redlock::middleware::ReadBody;
 
 use crate::bank::WithdrawRequest;
 use crate::bank::bank_client::BankClient;
@@ -44,7 +45,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let channel = ServiceBuilder::new()
         .layer(retry)
         // A channel has a body type of its own.
-        .map_request(|request: http::Request<ClientBody<Body>>| request.map(Body::new))
+        .map_request(|request: http::Request<ReadBody<Body>>| request.map(Body::new))
         .service(channel);
     let amount = amount.parse()?;
     let mut call = tonic::Request::new(WithdrawRequest { amount });

@@ -19,7 +19,8 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
-use tower_redlock::client::{ClientBody, IdempotentLayer, RetryLockedLayer};
+use tower_redlock::client::{IdempotentLayer, RetryLockedLayer};
+use tower_redlock::middleware::ReadBody;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -30,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let client = reqwest::Client::new();
     // reqwest has requests and responses of its own.
-    let client = service_fn(move |request: Request<ClientBody<Full<Bytes>>>| {
+    let client = service_fn(move |request: Request<ReadBody<Full<Bytes>>>| {
         let client = client.clone();
         async move {
             let request = request.map(reqwest::Body::wrap).try_into()?;

@@ -10,8 +10,7 @@ use http_body::Body;
 use httpdate::parse_http_date;
 use serde_json::Value;
 
-use crate::client::body::ClientBody;
-use crate::middleware::{BufferedRequestBody, RequestKind};
+use crate::middleware::{ReadBody, RequestKind};
 use crate::node::wall_clock;
 
 /// What an attempt says about its call.
@@ -31,11 +30,11 @@ pub(super) enum Verdict {
 /// # Cancel safety
 ///
 /// If dropped, the response is dropped, too.
-pub(super) async fn judge<B>(response: Response<B>) -> (Verdict, Response<ClientBody<B>>)
+pub(super) async fn judge<B>(response: Response<B>) -> (Verdict, Response<ReadBody<B>>)
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let mut response = response.map(ClientBody::unread);
+    let mut response = response.map(ReadBody::unread);
     let headers = response.headers();
     let is_invited = retry_after(headers).is_some();
     let verdict = match response.status() {
@@ -88,21 +87,18 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// Returns the response to a call whose deadline passed while an attempt was under way.
-pub(super) fn deadline_exceeded<B>(to: RequestKind) -> Response<ClientBody<B>>
+pub(super) fn deadline_exceeded<B>(to: RequestKind) -> Response<ReadBody<B>>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let mut body = BufferedRequestBody::default();
-    if to == RequestKind::Http {
-        body.bytes = Bytes::from_static(DEADLINE_EXCEEDED);
-    }
-    let mut response = Response::new(ClientBody::whole(body));
+    let mut response = Response::<ReadBody<B>>::default();
     let mut header = |name, value| {
         let value = HeaderValue::from_static(value);
         response.headers_mut().insert(name, value);
     };
     if to == RequestKind::Http {
         header(CONTENT_TYPE, PROBLEM);
+        response.body_mut().bytes = Bytes::from_static(DEADLINE_EXCEEDED);
         *response.status_mut() = StatusCode::GATEWAY_TIMEOUT;
     } else {
         header(CONTENT_TYPE, "application/grpc");
@@ -122,11 +118,11 @@ fn is_problem(headers: &HeaderMap) -> bool {
 }
 
 /// Returns the `code` of a problem (RFC 9457) that was read to its end.
-fn code<B>(body: &ClientBody<B>) -> Option<String>
+fn code<B>(body: &ReadBody<B>) -> Option<String>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let problem: Value = serde_json::from_slice(&body.read()?.bytes).ok()?;
+    let problem: Value = serde_json::from_slice(&body.copy()?.bytes).ok()?;
     Some(problem.get("code")?.as_str()?.to_owned())
 }
 

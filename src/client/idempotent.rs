@@ -6,7 +6,6 @@ use http::{HeaderName, HeaderValue, Method, Request};
 use tower::{Layer, Service};
 
 use crate::middleware::idempotency_key::IdempotencyKey;
-use crate::middleware::macros::inner_accessors;
 use crate::node::unguessable;
 
 /// Layer that applies the [`IdempotentService`] middleware: sends each call with an `Idempotency-Key`.
@@ -59,10 +58,6 @@ impl<S> Layer<S> for IdempotentLayer {
 #[derive(Debug, Clone)]
 pub struct IdempotentService<S> {
     inner: S,
-}
-
-impl<S> IdempotentService<S> {
-    inner_accessors!();
 }
 
 impl<S, B> Service<Request<B>> for IdempotentService<S>

@@ -9,12 +9,13 @@
 //! use http::{Request, Response};
 //! use http_body_util::Full;
 //! use tower::{ServiceBuilder, ServiceExt, service_fn};
-//! use tower_redlock::client::{ClientBody, IdempotentLayer, RetryLockedLayer};
+//! use tower_redlock::client::{IdempotentLayer, RetryLockedLayer};
+//! use tower_redlock::middleware::ReadBody;
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Infallible> {
 //! // In its place: a client of hyper-util, or another one.
-//! let client = service_fn(async |request: Request<ClientBody<Full<Bytes>>>| {
+//! let client = service_fn(async |request: Request<ReadBody<Full<Bytes>>>| {
 //!     assert!(request.headers().contains_key("idempotency-key"));
 //!     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("paid")))
 //! });
@@ -46,9 +47,6 @@ mod service;
 mod tests;
 
 pub use attempt::{Attempt, Decision};
-pub use body::ClientBody;
 pub use idempotent::{IdempotentLayer, IdempotentService};
 pub use layer::RetryLockedLayer;
-pub use service::{ResponseFuture, RetryLockedService};
-
-pub use crate::middleware::idempotency_key::ParseIdempotencyKeyError;
+pub use service::RetryLockedService;

@@ -15,11 +15,10 @@ use tower::{Service, ServiceExt};
 
 use crate::client::answer::{Verdict, deadline_exceeded, judge, retry_after};
 use crate::client::attempt::{Attempt, Decision};
-use crate::client::body::ClientBody;
 use crate::client::config::Config;
 use crate::client::idempotent::has_key;
-use crate::middleware::RequestKind;
-use crate::middleware::macros::{inner_accessors, opaque_debug};
+use crate::middleware::macros::opaque_debug;
+use crate::middleware::{ReadBody, RequestKind};
 use crate::node::{after, random_u64};
 
 /// Middleware that sends a request again when that is safe and can succeed.
@@ -35,21 +34,21 @@ impl<S> RetryLockedService<S> {
     pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
         Self { inner, config }
     }
-
-    inner_accessors!();
 }
 
 impl<S, B, R> Service<Request<B>> for RetryLockedService<S>
 where
-    S: Service<Request<ClientBody<B>>, Response = Response<R>> + Clone + Send + 'static,
+    S: Service<Request<ReadBody<B>>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,
     S::Error: Send,
     B: Body<Data = Bytes, Error: Send> + Unpin + Send + 'static,
     R: Body<Data = Bytes, Error: Send> + Unpin + Send + 'static,
 {
-    type Response = Response<ClientBody<R>>;
+    type Response = Response<ReadBody<R>>;
     type Error = S::Error;
-    type Future = ResponseFuture<R, S::Error>;
+    /// Boxed, unlike the futures of servers: what it sends goes over a network, next to which an allocation costs nothing.
+    /// Dropped, it sends nothing more, and drops the attempt that is under way.
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
@@ -58,47 +57,26 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let clone = self.inner.clone();
         let ready = mem::replace(&mut self.inner, clone);
-        let calling = Box::pin(send(ready, request, Arc::clone(&self.config)));
-        ResponseFuture { calling }
+        Box::pin(send(ready, request, Arc::clone(&self.config)))
     }
 }
 
 opaque_debug! { RetryLockedService<S> [inner = inner] where S: Debug }
-
-/// Response future of [`RetryLockedService`]. Dropped, it sends nothing more, and drops the attempt that is under way.
-///
-/// # Design
-///
-/// It boxes the attempts, unlike the futures of servers: what it sends goes over a network, next to which an allocation costs
-/// nothing.
-pub struct ResponseFuture<R: Body, E> {
-    calling: Pin<Box<dyn Future<Output = Result<Response<ClientBody<R>>, E>> + Send>>,
-}
-
-impl<R: Body, E> Future for ResponseFuture<R, E> {
-    type Output = Result<Response<ClientBody<R>>, E>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.calling.as_mut().poll(context)
-    }
-}
-
-opaque_debug! { ResponseFuture<R, E> where R: Body }
 
 /// Sends a request until its answer is final, or it cannot be sent again.
 async fn send<S, B, R>(
     mut inner: S,
     request: Request<B>,
     config: Arc<Config>,
-) -> Result<Response<ClientBody<R>>, S::Error>
+) -> Result<Response<ReadBody<R>>, S::Error>
 where
-    S: Service<Request<ClientBody<B>>, Response = Response<R>>,
+    S: Service<Request<ReadBody<B>>, Response = Response<R>>,
     B: Body<Data = Bytes> + Unpin,
     R: Body<Data = Bytes> + Unpin,
 {
     let deadline = after(Instant::now(), config.deadline);
     let (parts, body) = request.into_parts();
-    let mut body = ClientBody::unread(body);
+    let mut body = ReadBody::unread(body);
     // Without waiting: the next frame of a stream may depend on the response, as in a call of gRPC with streams.
     poll_fn(|context| Poll::Ready(body.poll_read(config.max_body, context).is_ready())).await;
     let original = body.copy();
@@ -146,7 +124,7 @@ where
                 "a request is not sent again, because its body was a stream or exceeds `max_body`; collect it first"
             );
         }
-        let copy = original.as_ref().and_then(ClientBody::copy);
+        let copy = original.as_ref().and_then(ReadBody::copy);
         match (decision, copy) {
             (Decision::SendAgain(_), Some(copy)) => {
                 request = Request::from_parts(parts.clone(), copy);

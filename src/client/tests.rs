@@ -19,8 +19,9 @@ use tower::retry::{Policy, RetryLayer};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::client::answer::{Verdict, judge, retry_after};
-use crate::client::{Attempt, ClientBody, Decision, IdempotentLayer, RetryLockedLayer};
+use crate::client::{Attempt, Decision, IdempotentLayer, RetryLockedLayer};
 use crate::lock::{LockError, LostReason};
+use crate::middleware::ReadBody;
 use crate::middleware::{Rejection, RequestKind};
 use crate::node::Mutex;
 use crate::protocol::Retry;
@@ -49,14 +50,14 @@ impl Server {
         &self,
         layer: RetryLockedLayer,
         request: Request<B>,
-    ) -> Result<Response<ClientBody<Full<Bytes>>>, &'static str>
+    ) -> Result<Response<ReadBody<Full<Bytes>>>, &'static str>
     where
         B: Body<Data = Bytes, Error: Send + std::fmt::Debug> + Unpin + Send + 'static,
     {
         let attempts = Arc::clone(&self.attempts);
         let layer = layer.on_attempt(move |attempt| attempts.lock().push(attempt.clone()));
         let server = self.clone();
-        let service = service_fn(move |request: Request<ClientBody<B>>| {
+        let service = service_fn(move |request: Request<ReadBody<B>>| {
             let server = server.clone();
             async move {
                 let (parts, body) = request.into_parts();
@@ -457,14 +458,14 @@ async fn body_that_is_there_without_waiting_is_sent_again_and_another_is_sent_on
 
 #[tokio::test]
 async fn body_that_was_begun_keeps_its_frames_its_size_and_its_error() {
-    let exact_size = |body: &ClientBody<_>| body.size_hint().exact();
-    let poll = async |body: &mut ClientBody<_>, limit| {
+    let exact_size = |body: &ReadBody<_>| body.size_hint().exact();
+    let poll = async |body: &mut ReadBody<_>, limit| {
         std::future::poll_fn(|context| {
             std::task::Poll::Ready(body.poll_read(limit, context).is_ready())
         })
         .await
     };
-    let mut body = ClientBody::unread(Full::from("amount=5"));
+    let mut body = ReadBody::unread(Full::from("amount=5"));
     assert_eq!(exact_size(&body), Some(8));
     assert!(poll(&mut body, 7).await && body.copy().is_none());
     assert!(poll(&mut body, 8).await);
@@ -473,14 +474,14 @@ async fn body_that_was_begun_keeps_its_frames_its_size_and_its_error() {
     let copied = body.copy().unwrap().collect().await.unwrap();
     assert_eq!(copied.to_bytes(), "amount=5");
 
-    let mut body = ClientBody::unread(pieces(false));
+    let mut body = ReadBody::unread(pieces(false));
     assert!(std::future::poll_fn(|context| body.poll_read(100, context).map(|()| true)).await);
     let copied = body.copy().unwrap().collect().await.unwrap();
     assert_eq!(copied.trailers().unwrap()["x-sum"], "5");
     assert_eq!(body.size_hint().lower(), 8);
 
     let frames = [Ok(Frame::data(Bytes::from("amo"))), Err("cut")];
-    let mut body = ClientBody::unread(StreamBody::new(stream::iter(frames)));
+    let mut body = ReadBody::unread(StreamBody::new(stream::iter(frames)));
     std::future::poll_fn(|context| body.poll_read(100, context)).await;
     assert!(body.copy().is_none() && !body.is_end_stream());
     let first = body.frame().await.unwrap().unwrap();

@@ -3,25 +3,24 @@
 use std::convert::Infallible;
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
-use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
-use crate::extract::rejection::Misplaced;
+use crate::extract::rejection::ExtractorRejection;
 use crate::lock::LockHandle;
 use crate::middleware::{LockHandles, NotLocked};
 use crate::protocol::FencingToken;
 
-/// Makes an extension that a layer puts into a request an extractor, also in an `Option`. The rejection is that of a request
+/// Makes an extension that a layer puts into a request an extractor, also in an `Option`. The function makes the rejection of a request
 /// without the extension.
 macro_rules! extension_extractor {
-    ($(#[$doc:meta])+ $extension:ty, $rejection:ty; $none:literal) => {
+    ($(#[$doc:meta])+ $extension:ty, $missing:ident; $none:literal) => {
         $(#[$doc])+
         impl<S: Send + Sync> FromRequestParts<S> for $extension {
-            type Rejection = $rejection;
+            type Rejection = ExtractorRejection;
 
-            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, $rejection> {
+            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ExtractorRejection> {
                 let extension = parts.extensions.get::<Self>().cloned();
-                extension.ok_or_else(|| <$rejection>::missing(parts))
+                extension.ok_or_else(|| $missing(parts))
             }
         }
 
@@ -49,18 +48,18 @@ extension_extractor! {
     /// To test a handler without the layer, put a handle into the extensions:
     /// `router.layer(axum::Extension(guard.handle()))`, with a guard of
     /// [`Redlock::in_memory`](crate::Redlock::in_memory).
-    LockHandle, LockHandleRejection; "`None` if the request is served without a lock."
+    LockHandle, without_lock; "`None` if the request is served without a lock."
 }
 
 /// The fencing token of the [`LockHandle`] that the handler would get.
 impl<S: Send + Sync> FromRequestParts<S> for FencingToken {
-    type Rejection = LockHandleRejection;
+    type Rejection = ExtractorRejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
         let handle = <LockHandle as FromRequestParts<S>>::from_request_parts(parts, state).await?;
         let token = handle.fencing_token();
         let reason = "the lock has no fencing token, because it is that of a reader or `fencing` is off; extract Option<FencingToken>";
-        token.ok_or_else(|| LockHandleRejection::new(parts, reason))
+        token.ok_or_else(|| no_lock(parts, reason))
     }
 }
 
@@ -83,44 +82,30 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandles {
     }
 }
 
-/// Rejection of [`LockHandle`] and [`FencingToken`]: the router is misconfigured, 500. The message names the route and
-/// the remedy, and is logged once for each route.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{}", .0.text())]
-pub struct LockHandleRejection(Misplaced);
-
-impl LockHandleRejection {
-    /// Creates the rejection of a request that the layer served without a lock, or that has no layer.
-    fn missing(parts: &Parts) -> Self {
-        let reason = match parts.extensions.get() {
-            None => "no RedlockLayer is around it; apply one with `route_layer`",
-            Some(NotLocked::Method) => {
-                "the layer does not lock this method; extract Option<LockHandle>, or add the method to `methods`"
-            }
-            Some(NotLocked::Skipped) => {
-                "the `skip` function of the layer matched the request; extract Option<LockHandle>"
-            }
-            Some(NotLocked::NoKey) => {
-                "the request names no resource; extract Option<LockHandle>, or leave `missing_key` at Reject"
-            }
-            Some(NotLocked::Unavailable) => {
-                "`on_unavailable(Proceed)` served the request without a quorum; extract Option<LockHandle>"
-            }
-        };
-        Self::new(parts, reason)
-    }
-
-    fn new(parts: &Parts, reason: &str) -> Self {
-        Self(Misplaced::new(parts, |route| match route {
-            Some(route) => format!("the handler of `{route}` has no lock: {reason}"),
-            None => format!("the handler has no lock: {reason}"),
-        }))
-    }
+/// Creates the rejection of a request that the layer served without a lock, or that has no layer.
+fn without_lock(parts: &Parts) -> ExtractorRejection {
+    let reason = match parts.extensions.get() {
+        None => "no RedlockLayer is around it; apply one with `route_layer`",
+        Some(NotLocked::Method) => {
+            "the layer does not lock this method; extract Option<LockHandle>, or add the method to `methods`"
+        }
+        Some(NotLocked::Skipped) => {
+            "the `skip` function of the layer matched the request; extract Option<LockHandle>"
+        }
+        Some(NotLocked::NoKey) => {
+            "the request names no resource; extract Option<LockHandle>, or leave `missing_key` at Reject"
+        }
+        Some(NotLocked::Unavailable) => {
+            "`on_unavailable(Proceed)` served the request without a quorum; extract Option<LockHandle>"
+        }
+    };
+    no_lock(parts, reason)
 }
 
-impl IntoResponse for LockHandleRejection {
-    fn into_response(self) -> Response {
-        let mistake = "redlock handler extracts the lock of a request without one";
-        self.0.refuse(mistake)
-    }
+fn no_lock(parts: &Parts, reason: &str) -> ExtractorRejection {
+    let mistake = "redlock handler extracts the lock of a request without one";
+    ExtractorRejection::misplaced(parts, mistake, |route| match route {
+        Some(route) => format!("the handler of `{route}` has no lock: {reason}"),
+        None => format!("the handler has no lock: {reason}"),
+    })
 }

@@ -17,9 +17,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Form, Json};
 use http::request::Parts;
 
-use crate::extract::rejection::{RefusalFormat, into_rejection};
+use crate::extract::rejection::{ExtractorRejection, RefusalFormat, into_rejection};
 use crate::lock::{LockGuard, LockOptions, Redlock};
-use crate::middleware::{CallToken, LockHandles, OnLost, Rejection};
+use crate::middleware::{CallToken, LockHandles, OnLost};
 use crate::node::telemetry::UNNAMED;
 use crate::protocol::LockKeys;
 
@@ -76,7 +76,7 @@ use crate::protocol::LockKeys;
 /// `Retry-After` of a refusal is one second, as for a [`RedlockLayer`](crate::RedlockLayer::retry_after), or the
 /// remaining ttl of a lock with [`hold_at_least`](crate::LockOptions::hold_at_least).
 ///
-/// An [`ExtractorRejectionLayer`](crate::ExtractorRejectionLayer) sets how refusals look.
+/// A [`RejectionResponse`](crate::RejectionResponse) in the extensions of the request sets how refusals look.
 ///
 /// # Forms
 ///
@@ -288,11 +288,11 @@ impl RequestLocks {
                 }
                 Ok(Locked(guard, resource))
             }
-            Err(error) => Err(LockedRejection::Lock(LockRefused {
-                rejection: into_rejection(&error, &options, Some(type_name::<T>())),
-                format: self.format,
-                token: self.token,
-            })),
+            Err(error) => {
+                let rejection = into_rejection(&error, &options, Some(type_name::<T>()));
+                let refused = ExtractorRejection::of_lock(rejection, self.format, self.token);
+                Err(LockedRejection::Lock(refused))
+            }
         }
     }
 }
@@ -304,26 +304,7 @@ pub enum LockedRejection<R> {
     /// The rejection of the inner extractor.
     Inner(R),
     /// The lock was refused.
-    Lock(LockRefused),
-}
-
-/// Refusal of a lock; its response is that of the layer, unless an
-/// [`ExtractorRejectionLayer`](crate::ExtractorRejectionLayer) sets another.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("the lock was refused: {rejection}")]
-pub struct LockRefused {
-    rejection: Rejection,
-    format: RefusalFormat,
-    /// Tells an idempotency layer outside that the handler was not called.
-    token: Option<Arc<CallToken>>,
-}
-
-impl LockRefused {
-    /// Returns why the lock was refused.
-    #[must_use]
-    pub fn rejection(&self) -> &Rejection {
-        &self.rejection
-    }
+    Lock(ExtractorRejection),
 }
 
 impl<R: IntoResponse> IntoResponse for LockedRejection<R> {
@@ -332,15 +313,6 @@ impl<R: IntoResponse> IntoResponse for LockedRejection<R> {
             Self::Inner(rejection) => rejection.into_response(),
             Self::Lock(refused) => refused.into_response(),
         }
-    }
-}
-
-impl IntoResponse for LockRefused {
-    fn into_response(self) -> Response {
-        if let Some(token) = &self.token {
-            token.take_over();
-        }
-        self.format.refuse(self.rejection)
     }
 }
 

@@ -10,9 +10,8 @@ mod path;
 mod rejection;
 
 pub use admin::{admin_router, health_router};
-pub use handle::LockHandleRejection;
-pub use locked::{LockRefused, LockResource, Locked, LockedRejection};
+pub use locked::{LockResource, Locked, LockedRejection};
 pub use path::{matched_path, path, typed_path};
-pub use rejection::ExtractorRejectionLayer;
+pub use rejection::ExtractorRejection;
 #[cfg(feature = "idempotency")]
-pub(crate) use {handle::extension_extractor, path::nested_at, rejection::Misplaced};
+pub(crate) use {handle::extension_extractor, path::nested_at};

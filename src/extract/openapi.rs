@@ -6,7 +6,7 @@ use utoipa::IntoResponses;
 use utoipa::openapi::{RefOr, Response};
 
 use crate::extract::locked::{LockResource, Locked};
-use crate::middleware::RedlockLayer;
+use crate::middleware::layer::RedlockLayer;
 
 /// The refusals for the lock; see those of a [`RedlockLayer`](crate::RedlockLayer).
 ///

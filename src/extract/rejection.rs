@@ -2,82 +2,26 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::middleware::AddExtension;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::request::Parts;
-use tower::Layer;
 
 use crate::lock::{LockError, LockOptions};
 use crate::middleware::macros::opaque_debug;
-use crate::middleware::{LoggedMistakes, Rejection, RejectionResponse, RequestKind, route_of};
+use crate::middleware::{
+    CallToken, LoggedMistakes, Rejection, RejectionResponse, RequestKind, route_of,
+};
 use crate::protocol::KeyError;
-
-/// Layer that sets how the refusals of this crate's extractors look, for all handlers inside: those of
-/// [`Locked`](crate::Locked), [`LockHandle`](crate::LockHandle), [`FencingToken`](crate::FencingToken),
-/// [`IdempotencyKey`](crate::IdempotencyKey) and [`ExecutionHandle`](crate::ExecutionHandle).
-///
-/// Without it, they are those of a layer with its default `rejection`. The rejections of other extractors, such as that
-/// of the `Path` in a `Locked<Path<T>>`, are not affected. One function serves the layers and the extractors:
-///
-/// ```
-/// use axum::Router;
-/// use bytes::Bytes;
-/// use http::header::CONTENT_TYPE;
-/// use http::{HeaderValue, Response};
-/// use http_body_util::Full;
-/// use tower_redlock::{ExtractorRejectionLayer, Redlock, RedlockLayer, Rejection, RequestKind, key};
-///
-/// fn in_plain_words(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
-///     let mut response = rejection.default_response(to);
-///     if let (Rejection::Contended { .. }, RequestKind::Http) = (rejection, to) {
-///         *response.body_mut() = "This order is being changed. Try again.".into();
-///         let text = HeaderValue::from_static("text/plain");
-///         response.headers_mut().insert(CONTENT_TYPE, text);
-///     }
-///     response
-/// }
-///
-/// let redlock = Redlock::in_memory(3);
-/// let app: Router = Router::new()
-///     // .route(..)
-///     .layer(RedlockLayer::new(redlock, ("order", key::path("id"))).rejection(in_plain_words))
-///     .layer(ExtractorRejectionLayer::new(in_plain_words));
-/// ```
-///
-/// # Design
-///
-/// An extractor has no settings of its own, so a layer passes this one through the extensions of the request, as
-/// `DefaultBodyLimit` does in axum. A single handler can take `Result<Locked<T>, LockedRejection<_>>` instead.
-#[derive(Clone)]
-#[must_use = "a layer does nothing until it is applied"]
-pub struct ExtractorRejectionLayer(Arc<dyn RejectionResponse>);
-
-impl ExtractorRejectionLayer {
-    /// Creates a layer with the function that builds the responses.
-    pub fn new(rejection: impl RejectionResponse) -> Self {
-        Self(Arc::new(rejection))
-    }
-}
-
-impl<S> Layer<S> for ExtractorRejectionLayer {
-    type Service = AddExtension<S, Self>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        Extension(self.clone()).layer(inner)
-    }
-}
-
-opaque_debug! { ExtractorRejectionLayer }
 
 /// How the refusal of an extractor looks. Read from the request, which may be consumed before the refusal becomes a
 /// response.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct RefusalFormat {
     to: RequestKind,
-    custom: Option<ExtractorRejectionLayer>,
+    custom: Option<Arc<dyn RejectionResponse>>,
 }
+
+opaque_debug! { RefusalFormat }
 
 impl RefusalFormat {
     pub(super) fn from_parts(parts: &Parts) -> Self {
@@ -90,7 +34,7 @@ impl RefusalFormat {
     /// Builds the response for a refusal, with the refusal in its extensions.
     pub(super) fn refuse(&self, rejection: Rejection) -> Response {
         let mut response = match &self.custom {
-            Some(ExtractorRejectionLayer(custom)) => custom.response(&rejection, &self.to),
+            Some(custom) => custom.response(&rejection, &self.to),
             None => rejection.default_response(&self.to),
         };
         response.extensions_mut().insert(rejection);
@@ -98,34 +42,70 @@ impl RefusalFormat {
     }
 }
 
-/// Rejection of an extractor for what a layer puts into the extensions: the router is misconfigured.
-#[derive(Debug, Clone)]
-pub(crate) struct Misplaced {
-    text: String,
+/// Rejection of the extractors of this crate: the resource could not be locked, or no layer is there whose lock or key
+/// could be extracted, which is 500 `misconfigured`, and is logged once for each route.
+///
+/// Its response is that of a layer, unless a [`RejectionResponse`] is in the extensions of the request.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{rejection}")]
+pub struct ExtractorRejection {
+    rejection: Rejection,
     format: RefusalFormat,
+    /// Tells an idempotency layer outside that the handler was not called.
+    token: Option<Arc<CallToken>>,
+    /// What the log says of an extractor without its layer.
+    mistake: Option<&'static str>,
 }
 
-impl Misplaced {
-    /// Creates the rejection with a text about this route, if an axum router has matched one.
-    pub(crate) fn new(parts: &Parts, text: impl FnOnce(Option<&str>) -> String) -> Self {
+impl ExtractorRejection {
+    /// Creates the rejection of a lock.
+    pub(super) fn of_lock(
+        rejection: Rejection,
+        format: RefusalFormat,
+        token: Option<Arc<CallToken>>,
+    ) -> Self {
         Self {
-            text: text(route_of(parts).as_deref()),
-            format: RefusalFormat::from_parts(parts),
+            rejection,
+            format,
+            token,
+            mistake: None,
         }
     }
 
-    pub(crate) fn text(&self) -> &str {
-        &self.text
+    /// Creates the rejection of an extractor without its layer, with a text about this route, if an axum router has matched
+    /// one.
+    pub(crate) fn misplaced(
+        parts: &Parts,
+        mistake: &'static str,
+        text: impl FnOnce(Option<&str>) -> String,
+    ) -> Self {
+        let error = KeyError::misconfigured(text(route_of(parts).as_deref()));
+        Self {
+            rejection: Rejection::Misconfigured(error),
+            format: RefusalFormat::from_parts(parts),
+            token: None,
+            mistake: Some(mistake),
+        }
     }
 
-    /// Builds the response, and logs the text once.
-    pub(crate) fn refuse(self, mistake: &str) -> Response {
-        let is_new = LOGGED.is_new(&self.text);
-        let error = KeyError::misconfigured(self.text);
-        if is_new {
+    /// Returns why the extractor refused the request.
+    #[must_use]
+    pub fn rejection(&self) -> &Rejection {
+        &self.rejection
+    }
+}
+
+impl IntoResponse for ExtractorRejection {
+    fn into_response(self) -> Response {
+        if let Some(token) = &self.token {
+            token.take_over();
+        }
+        if let (Some(mistake), Rejection::Misconfigured(error)) = (self.mistake, &self.rejection)
+            && LOGGED.is_new(&error.to_string())
+        {
             tracing::error!(%error, "{mistake}");
         }
-        self.format.refuse(Rejection::Misconfigured(error))
+        self.format.refuse(self.rejection)
     }
 }
 

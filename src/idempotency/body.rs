@@ -1,4 +1,4 @@
-//! The request body that the inner service gets, and the response body of the layer.
+//! The response body of the layer.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,18 +10,8 @@ use pin_project::pin_project;
 use tokio::sync::mpsc;
 use tower::BoxError;
 
-use crate::middleware::BufferedRequestBody;
+use crate::middleware::WholeBody;
 use crate::middleware::macros::opaque_debug;
-
-/// Request body for the inner service: read already, or untouched if the request has no key.
-#[pin_project]
-#[derive(Clone)]
-pub struct IdempotencyRequestBody<B> {
-    /// `None` if the body was read.
-    #[pin]
-    untouched: Option<B>,
-    read: BufferedRequestBody,
-}
 
 /// Response body: the stream of the inner body, or a recorded response.
 ///
@@ -31,26 +21,13 @@ pub struct IdempotencyRequestBody<B> {
 pub struct IdempotencyBody<B>(#[pin] Either<B, Either<InMemory, Executing>>);
 
 /// Read, recorded, or a refusal.
-type InMemory = Either<BufferedRequestBody, Full<Bytes>>;
+type InMemory = Either<WholeBody, Full<Bytes>>;
 
 /// Passed on by its execution; `None` behind its end.
 struct Executing(Option<mpsc::Receiver<PassedOn>>);
 
 /// A frame, `None` for the end of the body, or the error that ends it. Without these two, the execution was stopped.
 pub(super) type PassedOn = Result<Option<Frame<Bytes>>, BoxError>;
-
-impl<B> IdempotencyRequestBody<B> {
-    pub(super) fn untouched(body: B) -> Self {
-        let untouched = Some(body);
-        let read = BufferedRequestBody::default();
-        Self { untouched, read }
-    }
-
-    pub(super) fn buffered(read: BufferedRequestBody) -> Self {
-        let untouched = None;
-        Self { untouched, read }
-    }
-}
 
 impl<B> IdempotencyBody<B> {
     pub(super) fn streaming(body: B) -> Self {
@@ -64,7 +41,7 @@ impl<B> IdempotencyBody<B> {
         (sender, Self(Either::Right(Either::Right(executing))))
     }
 
-    pub(super) fn whole(body: BufferedRequestBody) -> Self {
+    pub(super) fn whole(body: WholeBody) -> Self {
         Self(Either::Right(Either::Left(Either::Left(body))))
     }
 
@@ -81,47 +58,10 @@ impl<B> IdempotencyBody<B> {
     }
 }
 
-/// An empty body, for layers that send a request again, such as `FollowRedirect`.
-impl<B> Default for IdempotencyRequestBody<B> {
-    fn default() -> Self {
-        Self::buffered(BufferedRequestBody::default())
-    }
-}
-
 /// An empty body, for outer layers that create responses.
 impl<B> Default for IdempotencyBody<B> {
     fn default() -> Self {
         Self::refusal(Full::default())
-    }
-}
-
-impl<B> Body for IdempotencyRequestBody<B>
-where
-    B: Body<Data = Bytes>,
-{
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let this = self.project();
-        if let Some(body) = this.untouched.as_pin_mut() {
-            return body.poll_frame(context);
-        }
-        let frame = Pin::new(this.read).poll_frame(context);
-        frame.map_err(|never| match never {})
-    }
-
-    fn is_end_stream(&self) -> bool {
-        let untouched = self.untouched.as_ref();
-        untouched.map_or_else(|| self.read.is_end_stream(), B::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let untouched = self.untouched.as_ref();
-        untouched.map_or_else(|| self.read.size_hint(), B::size_hint)
     }
 }
 
@@ -169,5 +109,4 @@ impl Body for Executing {
     }
 }
 
-opaque_debug! { IdempotencyRequestBody<B> }
 opaque_debug! { IdempotencyBody<B> }

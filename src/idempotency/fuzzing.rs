@@ -10,7 +10,7 @@ use crate::idempotency::codec::Codec;
 use crate::idempotency::header::read_key;
 use crate::idempotency::stored;
 use crate::idempotency::{RecordKeys, fingerprint};
-use crate::middleware::BufferedRequestBody;
+use crate::middleware::WholeBody;
 use crate::middleware::idempotency_key::IdempotencyKey;
 use crate::protocol::{ExecutionId, Fingerprint, KeyError, LockKey, Record};
 
@@ -38,10 +38,7 @@ impl ResponseCodec {
         body: &[u8],
         trailers: Option<&HeaderMap>,
     ) -> Record {
-        let body = BufferedRequestBody {
-            bytes: Bytes::copy_from_slice(body),
-            trailers: trailers.cloned(),
-        };
+        let body = WholeBody::whole(Bytes::copy_from_slice(body), trailers.cloned());
         stored::record(
             resource,
             (execution, fingerprint),

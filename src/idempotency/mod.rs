@@ -15,31 +15,22 @@
 
 mod body;
 mod codec;
-mod config;
+pub(crate) mod config;
 #[cfg(feature = "axum")]
 mod extract;
 mod fingerprint;
 #[cfg(all(fuzzing, feature = "compression", feature = "encryption"))]
 pub(crate) mod fuzzing;
 mod header;
-mod layer;
+pub(crate) mod layer;
 #[cfg(feature = "utoipa")]
 mod openapi;
+pub(crate) mod scope;
 mod service;
 mod stored;
 mod task;
 
-/// Scopes for [`IdempotencyLayer::new`]: which caller an idempotency key belongs to.
-pub mod scope;
-
-pub use body::{IdempotencyBody, IdempotencyRequestBody};
+pub use body::IdempotencyBody;
 #[cfg(feature = "encryption")]
 pub use codec::RecordKeys;
-pub use config::OnUnrecorded;
-#[cfg(feature = "axum")]
-pub use extract::IdempotencyKeyRejection;
-pub use layer::IdempotencyLayer;
 pub use service::{IdempotencyService, ResponseFuture};
-
-pub use crate::middleware::idempotency_key::{IdempotencyKey, ParseIdempotencyKeyError};
-pub use crate::once::ExecutionHandle;

@@ -14,13 +14,13 @@ use http_body_util::{BodyExt, Limited};
 use pin_project::pin_project;
 use tower::{BoxError, Service, ServiceExt};
 
-use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
+use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::config::{ActiveExecutions, Config};
 use crate::idempotency::task::{ExecutionTask, Responder};
-use crate::middleware::macros::{inner_accessors, opaque_debug};
+use crate::middleware::macros::opaque_debug;
 use crate::middleware::{
-    BufferedRequestBody, CallToken, CallTracker, LockHandles, Rejection, RequestKind,
-    matched_no_route, read_error,
+    CallToken, CallTracker, LockHandles, ReadBody, Rejection, RequestKind, matched_no_route,
+    read_error,
 };
 use crate::once::run_to_end;
 use crate::protocol::lease::Effect;
@@ -38,19 +38,14 @@ impl<S> IdempotencyService<S> {
     pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
         Self { inner, config }
     }
-
-    inner_accessors!();
 }
 
 impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for IdempotencyService<S>
 where
-    S: Service<Request<IdempotencyRequestBody<ReqBody>>, Response = Response<ResBody>>
-        + Clone
-        + Send
-        + 'static,
+    S: Service<Request<ReadBody<ReqBody>>, Response = Response<ResBody>> + Clone + Send + 'static,
     S::Future: Send + 'static,
     S::Error: Send + 'static,
-    ReqBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    ReqBody: Body<Data = Bytes, Error: Into<BoxError> + Send> + Send + 'static,
     ResBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     type Response = Response<IdempotencyBody<ResBody>>;
@@ -67,7 +62,7 @@ where
         let (key, resource) = match keyed {
             Ok(Some(keyed)) => keyed,
             Ok(None) => {
-                let body = IdempotencyRequestBody::untouched(body);
+                let body = ReadBody::unread(body);
                 let inner = self.inner.call(Request::from_parts(parts, body));
                 let state = State::Passing(inner);
                 return ResponseFuture { state };
@@ -120,7 +115,7 @@ where
             calls.pass_on(&mut parts.extensions);
             let held = parts.extensions.get::<LockHandles>();
             let held = held.map(LockHandles::share).unwrap_or_default();
-            let request = Request::from_parts(parts, IdempotencyRequestBody::buffered(body));
+            let request = Request::from_parts(parts, body);
             let task = ExecutionTask {
                 execution,
                 held,
@@ -181,7 +176,7 @@ where
 opaque_debug! { ResponseFuture<F, B, E> }
 
 /// Reads the body of a request, which is part of its fingerprint.
-async fn read<B>(body: B, limit: usize) -> Result<BufferedRequestBody, Rejection>
+async fn read<B>(body: B, limit: usize) -> Result<ReadBody<B>, Rejection>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
@@ -190,5 +185,5 @@ where
     }
     let collected = Limited::new(body, limit).collect().await;
     let collected = collected.map_err(|error| read_error(&*error))?;
-    Ok(BufferedRequestBody::collected(collected))
+    Ok(ReadBody::collected(collected))
 }

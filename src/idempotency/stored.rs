@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::codec::{Codec, MALFORMED, Unreadable, bound_to};
-use crate::middleware::BufferedRequestBody;
+use crate::middleware::WholeBody;
 use crate::node::sha256;
 use crate::protocol::{ExecutionId, FencingToken, Fingerprint, LockKey, Record};
 
@@ -26,7 +26,7 @@ pub(super) fn record(
     resource: &LockKey,
     (execution, fingerprint): (ExecutionId, Fingerprint),
     token: Option<FencingToken>,
-    response: Option<(&Parts, &BufferedRequestBody)>,
+    response: Option<(&Parts, &WholeBody)>,
     codec: &Codec,
 ) -> Record {
     let mut content = Vec::new();
@@ -107,16 +107,13 @@ fn write(content: &mut Vec<u8>, fields: &[(&HeaderName, &HeaderValue)]) {
 }
 
 /// Reads a response, which a client with write access to the nodes may have forged.
-fn response(status: u16, mut content: Bytes) -> Option<Response<BufferedRequestBody>> {
+fn response(status: u16, mut content: Bytes) -> Option<Response<WholeBody>> {
     let headers = read(&mut content)?;
     let trailers = match content.try_get_u8().ok()? {
         0 => None,
         _ => Some(read(&mut content)?),
     };
-    let mut response = Response::new(BufferedRequestBody {
-        bytes: content,
-        trailers,
-    });
+    let mut response = Response::new(WholeBody::whole(content, trailers));
     *response.status_mut() = StatusCode::from_u16(status).ok()?;
     *response.headers_mut() = headers;
     Some(response)

@@ -39,14 +39,14 @@ use tower::load_shed::error::Overloaded;
 use tower::{BoxError, Service};
 use tracing::Instrument;
 
-use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody, PassedOn};
+use crate::idempotency::body::{IdempotencyBody, PassedOn};
 use crate::idempotency::codec::MALFORMED;
 use crate::idempotency::config::{Config, OnUnrecorded};
 use crate::idempotency::stored;
 use crate::lock::{LockError, LostReason};
 use crate::middleware::{
-    BufferedRequestBody, CallTracker, HandlerState, HeldShare, Rejection, RequestKind,
-    declared_length, first_lost,
+    CallTracker, HandlerState, HeldShare, Rejection, RequestKind, WholeBody, declared_length,
+    first_lost,
 };
 use crate::node::unguessable;
 use crate::once::{Denied, ExecuteOnce, Execution, ExecutionHandle, report_conflict};
@@ -73,7 +73,7 @@ enum Answered<B> {
     /// With a body that is too large to be read before the response is returned.
     Streamed(Response<B>),
     /// With a body that was read to its end, or until it failed.
-    Read(response::Parts, Result<BufferedRequestBody, BoxError>),
+    Read(response::Parts, Result<WholeBody, BoxError>),
 }
 
 impl ExecutionTask {
@@ -83,10 +83,10 @@ impl ExecutionTask {
     pub(super) async fn run<S, ReqBody, ResBody>(
         mut self,
         mut inner: S,
-        request: Request<IdempotencyRequestBody<ReqBody>>,
+        request: Request<ReqBody>,
     ) -> Result<Response<IdempotencyBody<ResBody>>, S::Error>
     where
-        S: Service<Request<IdempotencyRequestBody<ReqBody>>, Response = Response<ResBody>>,
+        S: Service<Request<ReqBody>, Response = Response<ResBody>>,
         ResBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
         S::Error: 'static,
     {
@@ -114,7 +114,7 @@ impl ExecutionTask {
                 return Ok(Answered::Streamed(response));
             }
             let (head, body) = response.into_parts();
-            let read = body.collect().await.map(BufferedRequestBody::collected);
+            let read = body.collect().await.map(WholeBody::collected);
             Ok(Answered::Read(head, read.map_err(Into::into)))
         };
         let answered = until_stopped(&mut self.held, self.execution.handle(), began, answering);
@@ -156,7 +156,7 @@ impl ExecutionTask {
     async fn finish<B>(
         self,
         mut head: response::Parts,
-        body: Result<BufferedRequestBody, BoxError>,
+        body: Result<WholeBody, BoxError>,
     ) -> Response<IdempotencyBody<B>> {
         let is_recorded = self
             .responder
@@ -256,7 +256,7 @@ impl ExecutionTask {
         self,
         is_recorded: bool,
         trailers: Option<&HeaderMap>,
-        response: Option<(&response::Parts, &BufferedRequestBody)>,
+        response: Option<(&response::Parts, &WholeBody)>,
     ) -> Result<bool, Response<IdempotencyBody<B>>> {
         let Self {
             execution,

@@ -64,7 +64,6 @@ pub use options::LockOptions;
 pub use redlock::Redlock;
 pub use registry::{Drained, HeldLock, Unconfirmed};
 pub use settings::RestartGuard;
-pub use shutdown::{Served, Stopping};
 #[cfg(feature = "test-util")]
 pub use traces::Traces;
 

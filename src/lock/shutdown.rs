@@ -14,6 +14,9 @@ use crate::lock::registry::Drained;
 impl Redlock {
     /// Runs a server until the signal, and then shuts it down without leaving locks behind.
     ///
+    /// Returns the result of the server, `None` if it was dropped at the end of the grace period, and the locks that were
+    /// left.
+    ///
     /// The closure makes the server. It gets a future that resolves when the server must stop accepting connections, as
     /// axum's `with_graceful_shutdown` and tonic's `serve_with_shutdown` take it. After the signal, three things happen
     /// within the grace period:
@@ -42,15 +45,15 @@ impl Redlock {
     ///     let listener = TcpListener::bind("0.0.0.0:3000").await?;
     ///     let ctrl_c = async { drop(tokio::signal::ctrl_c().await) };
     ///     let grace = Duration::from_secs(20);
-    ///     let served = redlock
+    ///     let (output, drained) = redlock
     ///         .serve_until(ctrl_c, grace, |stopping| {
     ///             axum::serve(listener, app).with_graceful_shutdown(stopping)
     ///         })
     ///         .await;
-    ///     if !served.is_clean() {
-    ///         eprintln!("not ended: {served:?}");
+    ///     if output.is_none() || !drained.is_clean() {
+    ///         eprintln!("not ended: {drained:?}");
     ///     }
-    ///     served.output.unwrap_or(Ok(()))
+    ///     output.unwrap_or(Ok(()))
     /// }
     /// ```
     ///
@@ -66,7 +69,7 @@ impl Redlock {
         signal: impl Future<Output = ()>,
         grace: Duration,
         server: impl FnOnce(Stopping) -> S,
-    ) -> Served<S::Output> {
+    ) -> (Option<S::Output>, Drained) {
         let (stop, stopping) = oneshot::channel();
         let mut server = pin!(server(Stopping(stopping)).into_future());
         let ended = tokio::select! {
@@ -80,18 +83,15 @@ impl Redlock {
                 None => timeout(grace, server).await.ok(),
             }
         };
-        let (output, drained) = tokio::join!(end_of_server, self.drain(grace));
-        Served { output, drained }
+        tokio::join!(end_of_server, self.drain(grace))
     }
 }
 
-/// Future of [`Redlock::serve_until`] that resolves when the server must stop accepting connections.
-///
-/// # Cancel safety
-///
-/// May be dropped at any point; the server then gets no signal.
+/// Future of [`Redlock::serve_until`] that resolves when the server must stop accepting connections. Not boxed, because
+/// axum's `with_graceful_shutdown` with a boxed one cannot be spawned.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless awaited"]
+#[expect(unnameable_types, reason = "closures get it, and pass it on")]
 pub struct Stopping(oneshot::Receiver<()>);
 
 impl Future for Stopping {
@@ -99,24 +99,5 @@ impl Future for Stopping {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         Pin::new(&mut self.0).poll(context).map(drop)
-    }
-}
-
-/// Report of [`Redlock::serve_until`].
-#[derive(Debug)]
-#[must_use = "it says whether the server has failed, and which locks are left"]
-#[non_exhaustive]
-pub struct Served<T> {
-    /// The result of the server; `None` if it had not ended at the end of the grace period, and was dropped.
-    pub output: Option<T>,
-    /// The locks that ended while draining, and those that did not.
-    pub drained: Drained,
-}
-
-impl<T> Served<T> {
-    /// Returns whether the server has ended, and no key of this process is left on any node.
-    #[must_use]
-    pub fn is_clean(&self) -> bool {
-        self.output.is_some() && self.drained.is_clean()
     }
 }

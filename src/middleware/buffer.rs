@@ -23,9 +23,9 @@ use pin_project::pin_project;
 use tower::{BoxError, Layer, Service};
 
 use crate::middleware::body::LockBody;
-use crate::middleware::buffered::{BufferedBody, BufferedFor, BufferedRequestBody};
+use crate::middleware::buffered::{BufferedBody, BufferedFor, WholeBody};
 use crate::middleware::calls::CallToken;
-use crate::middleware::macros::{inner_accessors, opaque_debug};
+use crate::middleware::macros::opaque_debug;
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::{Refusals, RejectionResponse};
 use crate::middleware::service::{POLLED_AGAIN, take};
@@ -93,13 +93,9 @@ pub struct BufferBodyService<S> {
     settings: BufferBodyLayer,
 }
 
-impl<S> BufferBodyService<S> {
-    inner_accessors!();
-}
-
 impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for BufferBodyService<S>
 where
-    S: Service<Request<BufferedRequestBody>, Response = Response<ResBody>> + Clone,
+    S: Service<Request<WholeBody>, Response = Response<ResBody>> + Clone,
     ReqBody: Body<Data = Bytes, Error: Into<BoxError>>,
     ResBody: Body<Data = Bytes, Error: Into<BoxError>>,
 {
@@ -124,13 +120,13 @@ where
             let rejection = Rejection::BodyTooLarge;
             future.refusal = Some(refusals.refuse_request(rejection, &parts));
         } else if body.is_end_stream() {
-            let request = buffered(parts, BufferedRequestBody::default());
+            let request = buffered(parts, WholeBody::default());
             future.inner = Some(self.inner.call(request));
         } else {
             // The upload may be slow: give up readiness, such as a permit, and ask for it again once the body is complete.
             self.inner = self.inner.clone();
             future.reading = Some(Limited::new(body, *limit).collect());
-            let request = Request::from_parts(parts, BufferedRequestBody::default());
+            let request = Request::from_parts(parts, WholeBody::default());
             future.waiting = Some((self.clone(), request));
         }
         future
@@ -139,23 +135,24 @@ where
 
 /// Response future for [`BufferBodyService`](crate::middleware::BufferBodyService).
 #[pin_project]
+#[expect(unnameable_types, reason = "the service has it as its `Future`")]
 pub struct BufferBodyFuture<S, ReqBody>
 where
-    S: Service<Request<BufferedRequestBody>>,
+    S: Service<Request<WholeBody>>,
     ReqBody: Body<Error: Into<BoxError>>,
 {
     refusal: Option<Response<Full<Bytes>>>,
     #[pin]
     reading: Option<Collect<Limited<ReqBody>>>,
     /// Until the inner service is called. The request has its body once that is read.
-    waiting: Option<(BufferBodyService<S>, Request<BufferedRequestBody>)>,
+    waiting: Option<(BufferBodyService<S>, Request<WholeBody>)>,
     #[pin]
     inner: Option<S::Future>,
 }
 
 impl<S, ReqBody, ResBody> Future for BufferBodyFuture<S, ReqBody>
 where
-    S: Service<Request<BufferedRequestBody>, Response = Response<ResBody>>,
+    S: Service<Request<WholeBody>, Response = Response<ResBody>>,
     ReqBody: Body<Data = Bytes, Error: Into<BoxError>>,
     ResBody: Body<Data = Bytes, Error: Into<BoxError>>,
 {
@@ -168,7 +165,7 @@ where
             this.reading.set(None);
             let (service, request) = take(this.waiting);
             let (parts, _) = request.into_parts();
-            match read.map(BufferedRequestBody::collected) {
+            match read.map(WholeBody::collected) {
                 Ok(body) => *this.waiting = Some((service, buffered(parts, body))),
                 Err(error) => {
                     let refusals = &service.settings.refusals;
@@ -196,12 +193,12 @@ where
 opaque_debug! {
     BufferBodyFuture<S, ReqBody>
     where
-        S: Service<Request<BufferedRequestBody>>,
+        S: Service<Request<WholeBody>>,
         ReqBody: Body<Error: Into<BoxError>>,
 }
 
 /// Returns the request for the inner service, with the bytes of its body for key extractors.
-fn buffered(mut parts: Parts, body: BufferedRequestBody) -> Request<BufferedRequestBody> {
+fn buffered(mut parts: Parts, body: WholeBody) -> Request<WholeBody> {
     let of = BufferedFor::new(&parts);
     parts.extensions.insert(of);
     parts.extensions.insert(BufferedBody(body.bytes.clone()));

@@ -1,6 +1,6 @@
 //! A body that was read, as the inner service and as key extractors get it.
 
-use std::convert::Infallible;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -9,8 +9,10 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Method};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::Collected;
+use http_body_util::{Collected, Empty};
+use pin_project::pin_project;
 
+use crate::middleware::macros::opaque_debug;
 use crate::middleware::routed::nested_segments;
 
 /// Extension of a request whose body was read by a [`BufferBodyLayer`](crate::BufferBodyLayer): the bytes of
@@ -65,48 +67,108 @@ impl Clone for BufferedFor {
     }
 }
 
-/// A request body that was read: the same bytes, in one frame, and the same trailers.
-#[derive(Debug, Clone, Default)]
-pub struct BufferedRequestBody {
+/// A body of which a layer has read the whole or the beginning: what was read, in one frame, and then the rest, or the
+/// trailers. The layers that read bodies pass it on in place of the original.
+#[pin_project]
+pub struct ReadBody<B: Body> {
     pub(crate) bytes: Bytes,
+    /// What was not read.
+    #[pin]
+    pub(crate) rest: Option<B>,
+    /// The error that ended the reading.
+    pub(crate) error: Option<B::Error>,
     pub(crate) trailers: Option<HeaderMap>,
 }
 
-impl BufferedRequestBody {
+/// A body that was read to its end.
+pub(crate) type WholeBody = ReadBody<Empty<Bytes>>;
+
+impl<B: Body<Data = Bytes>> ReadBody<B> {
+    pub(crate) fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self {
+            bytes,
+            rest: None,
+            error: None,
+            trailers,
+        }
+    }
+
     pub(crate) fn collected(body: Collected<Bytes>) -> Self {
         let trailers = body.trailers().cloned();
-        let bytes = body.to_bytes();
-        Self { bytes, trailers }
+        Self::whole(body.to_bytes(), trailers)
+    }
+
+    #[cfg(any(feature = "client", feature = "idempotency"))]
+    pub(crate) fn unread(body: B) -> Self {
+        Self {
+            rest: Some(body),
+            ..Self::default()
+        }
     }
 }
 
-impl Body for BufferedRequestBody {
+/// An empty body, for layers that send a request again, such as `FollowRedirect`.
+impl<B: Body<Data = Bytes>> Default for ReadBody<B> {
+    fn default() -> Self {
+        Self::whole(Bytes::new(), None)
+    }
+}
+
+/// By hand: a derived one would not require that errors are `Clone`.
+impl<B: Body<Error: Clone> + Clone> Clone for ReadBody<B> {
+    fn clone(&self) -> Self {
+        Self {
+            bytes: self.bytes.clone(),
+            rest: self.rest.clone(),
+            error: self.error.clone(),
+            trailers: self.trailers.clone(),
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for ReadBody<B> {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = B::Error;
 
     fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if !self.bytes.is_empty() {
-            let bytes = std::mem::take(&mut self.bytes);
-            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.project();
+        if !this.bytes.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(mem::take(this.bytes)))));
         }
-        let trailers = self.trailers.take();
-        Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
+        if let Some(rest) = this.rest.as_pin_mut() {
+            return rest.poll_frame(context);
+        }
+        let last = this.error.take().map(Err);
+        Poll::Ready(last.or_else(|| {
+            this.trailers
+                .take()
+                .map(|trailers| Ok(Frame::trailers(trailers)))
+        }))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bytes.is_empty() && self.trailers.is_none()
+        let is_read = self.bytes.is_empty() && self.error.is_none() && self.trailers.is_none();
+        is_read && self.rest.as_ref().is_none_or(B::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        let len = self.bytes.len() as u64;
-        let mut hint = SizeHint::with_exact(len);
-        if self.trailers.is_some() {
+        let rest = match &self.rest {
+            Some(rest) => rest.size_hint(),
+            None if self.error.is_some() => SizeHint::default(),
+            None => SizeHint::with_exact(0),
+        };
+        let read = self.bytes.len() as u64;
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower() + read);
+        if let Some(upper) = rest.upper() {
             // For an exact size, HTTP/1.1 declares the length, and has no place for trailers then.
-            hint.set_upper(len + 1);
+            hint.set_upper(upper + read + u64::from(self.trailers.is_some()));
         }
         hint
     }
 }
+
+opaque_debug! { ReadBody<B> where B: Body }

@@ -24,7 +24,7 @@ use tracing::Instrument;
 use crate::lock::LockHandle;
 use crate::middleware::config::OnLost;
 use crate::middleware::held::{HeldShare, first_lost};
-use crate::middleware::macros::{inner_accessors, opaque_debug};
+use crate::middleware::macros::opaque_debug;
 
 /// Drop the handler when the client disconnects, at any `await`, and release the lock, as hyper
 /// does without a lock. The default of [`RedlockLayer`](crate::RedlockLayer).
@@ -53,10 +53,6 @@ pub(super) struct SpawnHandler {
 #[derive(Debug, Clone)]
 pub struct RunToCompletionService<S> {
     pub(super) inner: S,
-}
-
-impl<S> RunToCompletionService<S> {
-    inner_accessors!();
 }
 
 impl<S, B> Service<Request<B>> for RunToCompletionService<S>
@@ -112,6 +108,7 @@ async fn run<F: Future>(
 
 /// Response future of [`RunToCompletionService`].
 #[pin_project]
+#[expect(unnameable_types, reason = "the service has it as its `Future`")]
 pub struct RunToCompletionFuture<F, T> {
     #[pin]
     state: State<F, T>,

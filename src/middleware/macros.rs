@@ -1,25 +1,5 @@
 //! Methods and implementations that several services and layers share, written once.
 
-/// Defines the accessors of the inner service.
-macro_rules! inner_accessors {
-    () => {
-        /// Returns a reference to the inner service.
-        pub fn get_ref(&self) -> &S {
-            &self.inner
-        }
-
-        /// Returns a mutable reference to the inner service.
-        pub fn get_mut(&mut self) -> &mut S {
-            &mut self.inner
-        }
-
-        /// Returns the inner service.
-        pub fn into_inner(self) -> S {
-            self.inner
-        }
-    };
-}
-
 /// Implements `Debug` with the name of the type and some of its fields, because the others have no `Debug` or say nothing
 /// to a reader.
 macro_rules! opaque_debug {
@@ -63,4 +43,4 @@ macro_rules! layer_setters {
     };
 }
 
-pub(crate) use {inner_accessors, layer_setters, opaque_debug};
+pub(crate) use {layer_setters, opaque_debug};

@@ -31,49 +31,42 @@
 //! request *waits* for a lock, it holds no readiness of the inner service, such as a permit of a
 //! concurrency limit or a slot of a buffer. It waits for readiness again once it has the lock.
 
-mod body;
-mod buffer;
-mod buffered;
+pub(crate) mod body;
+pub(crate) mod buffer;
+pub(crate) mod buffered;
 mod calls;
-mod config;
-mod disconnect;
+pub(crate) mod config;
+pub(crate) mod disconnect;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
-mod held;
+pub(crate) mod held;
 #[cfg(any(feature = "client", feature = "idempotency"))]
 pub(crate) mod idempotency_key;
 pub(crate) mod key;
-mod layer;
+pub(crate) mod layer;
 pub(crate) mod macros;
 #[cfg(feature = "utoipa")]
 mod openapi;
-mod rejection;
-mod response;
+pub(crate) mod rejection;
+pub(crate) mod response;
 mod routed;
 mod service;
 mod token_header;
 
-pub use body::{LockBody, LockLostError};
-pub use buffer::{BufferBodyFuture, BufferBodyLayer, BufferBodyService};
-pub use buffered::{BufferedBody, BufferedRequestBody};
-#[cfg(any(feature = "axum", feature = "idempotency"))]
-pub(crate) use calls::CallToken;
-pub use config::{OnLost, OnMissingKey, OnUnavailable, ReleaseAt, Unprotected};
-pub use disconnect::{
-    CancelOnDisconnect, RunToCompletion, RunToCompletionFuture, RunToCompletionService,
-};
-pub use held::LockHandles;
-pub use key::KeyExtractor;
-pub use layer::RedlockLayer;
+pub use body::LockBody;
+pub use buffer::BufferBodyService;
+pub use buffered::ReadBody;
+pub use disconnect::RunToCompletionService;
 #[cfg(all(feature = "utoipa", any(feature = "axum", feature = "idempotency")))]
 pub(crate) use openapi::responses;
-pub use rejection::Rejection;
-pub use response::{RejectionResponse, RequestKind};
+#[cfg(any(feature = "axum", feature = "client", feature = "idempotency"))]
+pub(crate) use response::RequestKind;
 pub use service::{RedlockService, ResponseFuture};
 #[cfg(feature = "idempotency")]
 pub(crate) use {
     body::declared_length,
     buffer::read_error,
+    buffered::WholeBody,
     calls::{CallTracker, HandlerState},
     config::has_method,
     held::{HeldShare, first_lost},
@@ -81,5 +74,14 @@ pub(crate) use {
     response::Refusals,
     routed::matched_no_route,
 };
+#[cfg(any(feature = "axum", feature = "idempotency"))]
+pub(crate) use {
+    calls::CallToken, held::LockHandles, key::KeyExtractor, rejection::Rejection,
+    response::RejectionResponse,
+};
 #[cfg(feature = "axum")]
-pub(crate) use {config::NotLocked, response::LoggedMistakes, routed::route_of};
+pub(crate) use {
+    config::{NotLocked, OnLost},
+    response::LoggedMistakes,
+    routed::route_of,
+};

@@ -49,6 +49,41 @@ pub enum RequestKind {
 ///     .rejection(not_found_without_key);
 /// # let _: RedlockLayer = layer;
 /// ```
+///
+/// # Refusals of extractors
+///
+/// An extractor has no settings of its own. [`Locked`](crate::Locked), [`LockHandle`](crate::LockHandle),
+/// [`FencingToken`](crate::FencingToken), [`IdempotencyKey`](crate::IdempotencyKey) and
+/// [`ExecutionHandle`](crate::ExecutionHandle) use the `Arc<dyn RejectionResponse>` in the extensions of the request. The
+/// rejections of other extractors, such as that of the `Path` in a `Locked<Path<T>>`, are not affected. A single handler
+/// can take `Result<Locked<T>, LockedRejection<_>>` instead.
+///
+/// ```
+/// use std::sync::Arc;
+/// use axum::{Extension, Router};
+/// use bytes::Bytes;
+/// use http::header::CONTENT_TYPE;
+/// use http::{HeaderValue, Response};
+/// use http_body_util::Full;
+/// use tower_redlock::{Redlock, RedlockLayer, Rejection, RejectionResponse, RequestKind, key};
+///
+/// fn in_plain_words(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
+///     let mut response = rejection.default_response(to);
+///     if let (Rejection::Contended { .. }, RequestKind::Http) = (rejection, to) {
+///         *response.body_mut() = "This order is being changed. Try again.".into();
+///         let text = HeaderValue::from_static("text/plain");
+///         response.headers_mut().insert(CONTENT_TYPE, text);
+///     }
+///     response
+/// }
+///
+/// let extractors: Arc<dyn RejectionResponse> = Arc::new(in_plain_words);
+/// let redlock = Redlock::in_memory(3);
+/// let app: Router = Router::new()
+///     // .route(..)
+///     .layer(RedlockLayer::new(redlock, ("order", key::path("id"))).rejection(in_plain_words))
+///     .layer(Extension(extractors));
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not build responses for refusals",
     label = "this is not a `RejectionResponse`",

@@ -38,7 +38,7 @@ use crate::middleware::calls::{CallToken, CallTracker};
 use crate::middleware::config::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt, Unprotected};
 use crate::middleware::disconnect::SpawnHandler;
 use crate::middleware::held::{HeldShare, LockHandles};
-use crate::middleware::macros::{inner_accessors, opaque_debug};
+use crate::middleware::macros::opaque_debug;
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::RequestKind;
 use crate::middleware::token_header;
@@ -52,10 +52,6 @@ use crate::protocol::LockKeys;
 pub struct RedlockService<S> {
     pub(super) inner: S,
     pub(super) config: Arc<Config>,
-}
-
-impl<S> RedlockService<S> {
-    inner_accessors!();
 }
 
 impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for RedlockService<S>

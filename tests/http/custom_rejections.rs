@@ -1,6 +1,7 @@
 //! Refusals of extractors and of `BufferBodyLayer` in the form that the program chooses.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, OptionalFromRequest, Path};
@@ -10,14 +11,14 @@ use bytes::Bytes;
 use futures_util::stream;
 use http::header::CONTENT_TYPE;
 use http::{Request, Response, StatusCode};
-use http_body_util::Full;
+use http_body_util::{Empty, Full};
 use support::{Answer, redlock};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_redlock::middleware::BufferedRequestBody;
+use tower_redlock::middleware::ReadBody;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{
-    BufferBodyLayer, ExtractorRejectionLayer, FencingToken, IdempotencyKey, LockHandle, LockKey,
-    LockKeys, LockResource, Locked, LockedRejection, Redlock, Rejection, RequestKind,
+    BufferBodyLayer, FencingToken, IdempotencyKey, LockHandle, LockKey, LockKeys, LockResource,
+    Locked, LockedRejection, Redlock, Rejection, RejectionResponse, RequestKind,
 };
 
 use crate::shop::{OrderId, until_free};
@@ -93,12 +94,16 @@ fn app(redlock: &Redlock) -> Router {
         .with_state(redlock.clone())
 }
 
+fn for_extractors(rejection: impl RejectionResponse) -> Extension<Arc<dyn RejectionResponse>> {
+    Extension(Arc::new(rejection))
+}
+
 #[tokio::test(start_paused = true)]
-async fn extractor_rejection_layer_answers_refusals_of_all_extractors_inside() {
+async fn rejection_in_the_extensions_answers_refusals_of_all_extractors() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let plain = app(&redlock);
-    let dressed = plain.clone().layer(ExtractorRejectionLayer::new(teapot));
+    let dressed = plain.clone().layer(for_extractors(teapot));
     assert_eq!(send(&dressed, "/locked/7", "").await.body, "locked");
     until_free(&nodes).await;
     let guard = redlock.try_lock(("order", 7)).await.unwrap();
@@ -132,11 +137,9 @@ async fn extractor_rejection_layer_answers_refusals_of_all_extractors_inside() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn innermost_extractor_rejection_layer_counts() {
+async fn innermost_rejection_in_the_extensions_counts() {
     let layer = |body: &'static str| {
-        ExtractorRejectionLayer::new(move |_: &Rejection, _: &RequestKind| {
-            Response::new(Full::from(body))
-        })
+        for_extractors(move |_: &Rejection, _: &RequestKind| Response::new(Full::from(body)))
     };
     let app = app(&Redlock::in_memory(3)).layer(layer("inner"));
     let app = app.layer(layer("outer")).layer(Extension(7_u8));
@@ -145,7 +148,7 @@ async fn innermost_extractor_rejection_layer_counts() {
 
 #[tokio::test(start_paused = true)]
 async fn buffer_body_layer_rejection_answers_every_body_that_it_refuses() {
-    let inner = service_fn(async |request: Request<BufferedRequestBody>| {
+    let inner = service_fn(async |request: Request<ReadBody<Empty<Bytes>>>| {
         drop(request);
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
     });

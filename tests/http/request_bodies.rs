@@ -16,12 +16,12 @@ use futures_util::stream;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
-use http_body_util::{BodyExt, Full, Limited, StreamBody};
+use http_body_util::{BodyExt, Empty, Full, Limited, StreamBody};
 use proptest::prelude::*;
 use support::{Answer, redlock};
 use tokio::sync::mpsc;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_redlock::middleware::BufferedRequestBody;
+use tower_redlock::middleware::ReadBody;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
     BufferBodyLayer, BufferedBody, LockHandle, LockKey, RedlockLayer, Rejection, key,
@@ -305,7 +305,7 @@ async fn slow_upload_holds_no_lock_and_no_concurrency_permit() {
         .layer(BufferBodyLayer::new(LIMIT))
         .layer(RedlockLayer::new(redlock(&nodes), key))
         .concurrency_limit(1)
-        .service(service_fn(async |_: Request<BufferedRequestBody>| {
+        .service(service_fn(async |_: Request<ReadBody<Empty<Bytes>>>| {
             Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
         }));
     let request = |body| {
@@ -335,7 +335,7 @@ type Got = (Bytes, Option<HeaderMap>, Bytes);
 /// Sends frames through the layer.
 async fn through(frames: Vec<Bytes>, trailers: Option<HeaderMap>) -> Got {
     let (got, mut received) = mpsc::unbounded_channel::<Got>();
-    let inner = service_fn(move |request: Request<BufferedRequestBody>| {
+    let inner = service_fn(move |request: Request<ReadBody<Empty<Bytes>>>| {
         let got = got.clone();
         async move {
             assert_eq!(request.extensions().get(), Some(&"kept"));
@@ -438,7 +438,7 @@ impl http_body::Body for Unread {
 
 #[tokio::test]
 async fn body_with_a_declared_length_over_the_limit_is_not_read() {
-    let inner = service_fn(async |_: Request<BufferedRequestBody>| {
+    let inner = service_fn(async |_: Request<ReadBody<Empty<Bytes>>>| {
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
     });
     let request = Request::post("/").header(CONTENT_LENGTH, LIMIT + 1);

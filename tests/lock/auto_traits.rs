@@ -9,7 +9,7 @@ use tower_redlock::{
     AlreadyReleased, BuildError, Drained, ExtendError, FencingToken, Health, KeyError, LockError,
     LockFuture, LockGuard, LockHandle, LockKey, LockKeys, LockRequest, Lost, LostReason,
     NodeFailure, NodeHealth, NodeState, Redlock, RedlockBuilder, RedlockConfig, ReleaseError,
-    Released, RestartGuard, Retry, Served, Stopping, Unconfirmed,
+    Released, RestartGuard, Retry, Unconfirmed,
 };
 
 const fn is_send<T: Send + 'static>() {}
@@ -40,7 +40,6 @@ fn handles_keys_and_settings_are_send_and_sync() {
     is_shared::<NodeHealth>();
     is_shared::<NodeState>();
     is_shared::<Drained>();
-    is_shared::<Served<()>>();
     is_shared::<Unconfirmed>();
     is_shared::<Released>();
     is_shared::<RestartGuard>();
@@ -80,7 +79,6 @@ fn lock_futures_can_be_named_spawned_stored_and_selected_on() {
     is_send::<LockFuture>();
     is_future::<LockFuture>();
     is_future::<Lost>();
-    is_future::<Stopping>();
 }
 
 #[tokio::test(start_paused = true)]

@@ -36,11 +36,11 @@ async fn serve_until_serves_until_the_signal_and_waits_for_holders_and_server() 
             assert!(guard.is_valid());
             drop(guard);
         };
-        let (served, ()) = tokio::join!(served, holder);
+        let ((output, drained), ()) = tokio::join!(served, holder);
         assert_eq!(began.elapsed(), secs(60) + ms(400));
-        assert!(served.is_clean(), "{served:?}");
-        assert_eq!(served.output, Some("the server's result"));
-        assert_eq!(served.drained.released, 1);
+        assert!(drained.is_clean(), "{drained:?}");
+        assert_eq!(output, Some("the server's result"));
+        assert_eq!(drained.released, 1);
         assert_eq!(nodes.locks(), [0, 0, 0]);
     }
 }
@@ -57,12 +57,12 @@ async fn serve_until_drops_the_server_at_the_end_of_the_grace_period() {
         pending::<()>().await;
         drop(in_server);
     };
-    let served = redlock.serve_until(ready(()), secs(2), server).await;
+    let (output, drained) = redlock.serve_until(ready(()), secs(2), server).await;
     assert_eq!(began.elapsed(), secs(2));
     assert_eq!(Arc::strong_count(&owned), 1, "the server is dropped");
-    assert!(served.output.is_none() && !served.is_clean());
+    assert!(output.is_none() && !drained.is_clean());
     // Not released under its holder.
-    assert_eq!(served.drained.held, [LockKeys::from_iter(["k"])]);
+    assert_eq!(drained.held, [LockKeys::from_iter(["k"])]);
     assert!(guard.is_valid());
     assert_eq!(nodes.locks(), [1, 1, 1]);
     assert_eq!(nodes.sent(0, OpKind::Release), 0);
@@ -79,10 +79,10 @@ async fn serve_until_of_a_server_that_ends_by_itself_drains_the_locks() {
         sleep(ms(30)).await;
         drop(guard);
     };
-    let (served, ()) = tokio::join!(served, holder);
+    let ((output, drained), ()) = tokio::join!(served, holder);
     assert_eq!(began.elapsed(), ms(30));
-    assert_eq!(served.output, Some(Err("out of file descriptors")));
-    assert!(served.is_clean() && served.drained.released == 1);
+    assert_eq!(output, Some(Err("out of file descriptors")));
+    assert!(drained.is_clean() && drained.released == 1);
     assert_eq!(redlock.lock("k").await.unwrap_err(), LockError::Closed);
 }
 

@@ -23,7 +23,8 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 use tower::util::BoxCloneService;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_redlock::client::{ClientBody, IdempotentLayer, RetryLockedLayer};
+use tower_redlock::client::{IdempotentLayer, RetryLockedLayer};
+use tower_redlock::middleware::ReadBody;
 use tower_redlock::protocol::Store;
 use tower_redlock::test_util::{SimEnv, SimNetwork, SimRequest};
 use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, RedlockLayer, key, scope};
@@ -393,7 +394,7 @@ impl World {
     }
 
     /// Returns what the end of a call says, which must be one of the known ends.
-    async fn judge(&self, result: Result<Response<ClientBody<Wire>>, Lost>) -> (Claim, String) {
+    async fn judge(&self, result: Result<Response<ReadBody<Wire>>, Lost>) -> (Claim, String) {
         let Ok(response) = result else {
             self.state().counts.failed += 1;
             return (Claim::Unknown, "lost".to_owned());
@@ -430,7 +431,7 @@ impl World {
     /// Sends one request over the network.
     async fn attempt(
         &self,
-        request: Request<ClientBody<Full<Bytes>>>,
+        request: Request<ReadBody<Full<Bytes>>>,
     ) -> Result<Response<Wire>, Lost> {
         let (mut head, body) = request.into_parts();
         let body = body

@@ -13,7 +13,8 @@ use http_body_util::{Full, StreamBody};
 use tokio::sync::Semaphore;
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::client::{ClientBody, RetryLockedLayer};
+use crate::client::RetryLockedLayer;
+use crate::middleware::ReadBody;
 use crate::node::Mutex;
 
 #[tokio::test(start_paused = true)]
@@ -22,7 +23,7 @@ async fn responses_that_are_not_returned_keep_no_connection_while_the_request_wa
         let connections = Arc::new(Semaphore::new(1));
         let answered = Arc::new(Mutex::new(0));
         let (free, count) = (Arc::clone(&connections), Arc::clone(&answered));
-        let service = service_fn(move |_: Request<ClientBody<Full<Bytes>>>| {
+        let service = service_fn(move |_: Request<ReadBody<Full<Bytes>>>| {
             let (free, count) = (Arc::clone(&free), Arc::clone(&count));
             async move {
                 let connection = free.acquire_owned().await.unwrap();

@@ -113,12 +113,9 @@ async fn serve_until_ends_the_requests_under_way_and_refuses_new_connections() {
     assert_eq!((served.status, served.text().as_str()), (200, "done"));
     assert_eq!(nodes.locks(), [0, 0, 0], "free with the last byte");
     let served = timeout(SOON, serving).await;
-    let served = served.expect("nothing is waited for").unwrap();
-    assert!(
-        served.is_clean() && served.drained.released == 1,
-        "{served:?}"
-    );
-    assert!(matches!(served.output, Some(Ok(()))), "{served:?}");
+    let (output, drained) = served.expect("nothing is waited for").unwrap();
+    assert!(drained.is_clean() && drained.released == 1, "{drained:?}");
+    assert!(matches!(output, Some(Ok(()))), "{output:?}");
 }
 
 /// A request on a connection of its own, which the server may close afterwards.
