@@ -58,7 +58,7 @@ pub use extract::{
 };
 #[cfg(feature = "idempotency")]
 #[doc(inline)]
-pub use idempotency::{config::OnUnrecorded, layer::IdempotencyLayer};
+pub use idempotency::layer::IdempotencyLayer;
 #[cfg(feature = "redis")]
 pub use lock::RedlockConfig;
 pub use lock::{
@@ -69,7 +69,7 @@ pub use lock::{
 };
 #[cfg(any(feature = "client", feature = "idempotency"))]
 #[doc(inline)]
-pub use middleware::idempotency_key::{IdempotencyKey, ParseIdempotencyKeyError};
+pub use middleware::idempotency_key::IdempotencyKey;
 #[doc(inline)]
 pub use middleware::{
     body::{LockBody, LockLostError},

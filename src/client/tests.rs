@@ -125,7 +125,7 @@ const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-const IN_PROGRESS: Rejection = Rejection::InProgress { retry_after: None };
+const IN_PROGRESS: Rejection = Rejection::InProgress;
 
 #[tokio::test(start_paused = true)]
 async fn refused_request_is_sent_again_after_retry_after_with_the_same_head_and_body() {

@@ -73,7 +73,7 @@ use crate::protocol::LockKeys;
 ///
 /// # Refusals
 ///
-/// `Retry-After` of a refusal is one second, as for a [`RedlockLayer`](crate::RedlockLayer::retry_after), or the
+/// `Retry-After` of a refusal is one second, as for a [`RedlockLayer`](crate::RedlockLayer), or the
 /// remaining ttl of a lock with [`hold_at_least`](crate::LockOptions::hold_at_least).
 ///
 /// A [`RejectionResponse`](crate::RejectionResponse) in the extensions of the request sets how refusals look.

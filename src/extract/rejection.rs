@@ -151,7 +151,7 @@ pub(super) fn into_rejection(
     options: &LockOptions,
     place: Option<&str>,
 ) -> Rejection {
-    let rejection = Rejection::from_lock_error(error.clone(), options, StatusCode::LOCKED, None);
+    let rejection = Rejection::from_lock_error(error.clone(), options, StatusCode::LOCKED);
     if matches!(rejection, Rejection::Misconfigured(_)) {
         if place.is_none_or(|place| LOGGED.is_new(place)) {
             tracing::error!(%error, "redlock handler cannot lock its resource because it is misconfigured");

@@ -22,7 +22,6 @@ const ENCRYPTED: u8 = 2;
 /// Writes and reads the bytes after the head of a record.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Codec {
-    pub(super) keep_cookies: bool,
     #[cfg(feature = "compression")]
     pub(super) compress_above: Option<usize>,
     #[cfg(feature = "encryption")]

@@ -34,22 +34,10 @@ pub(super) struct Config {
     pub(super) max_response_body: usize,
     pub(super) options: LockOptions,
     pub(super) waiters: Option<Arc<WaiterCap>>,
-    pub(super) replay_header: HeaderName,
     pub(super) at_most_once: bool,
-    pub(super) on_unrecorded: OnUnrecorded,
+    pub(super) require_record: bool,
     pub(super) codec: Codec,
-    pub(super) retry_after: Option<Duration>,
     pub(super) refusals: Refusals,
-}
-
-/// The answer if no majority of the nodes recorded the response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OnUnrecorded {
-    /// The response, with the header `Idempotency-Recorded: false`.
-    Answer,
-    /// 409 `outcome-unknown`.
-    Fail,
 }
 
 /// The executions that a request is part of, outermost first; an extension of the request.

@@ -23,7 +23,6 @@ impl ResponseCodec {
     #[must_use]
     pub fn new(compress_above: Option<usize>, keys: Option<RecordKeys>) -> Self {
         Self(Codec {
-            keep_cookies: true,
             compress_above,
             keys,
         })

@@ -10,7 +10,7 @@ use tower::Layer;
 use crate::idempotency::codec::Codec;
 #[cfg(feature = "encryption")]
 use crate::idempotency::codec::RecordKeys;
-use crate::idempotency::config::{Config, OnUnrecorded};
+use crate::idempotency::config::Config;
 use crate::idempotency::fingerprint;
 use crate::idempotency::service::IdempotencyService;
 use crate::lock::{BuildError, LockOptions, Redlock, WaiterCap};
@@ -102,11 +102,9 @@ impl IdempotencyLayer {
                     ..LockOptions::default()
                 },
                 waiters: None,
-                replay_header: HeaderName::from_static("idempotency-replayed"),
                 at_most_once: false,
-                on_unrecorded: OnUnrecorded::Answer,
+                require_record: false,
                 codec: Codec::default(),
-                retry_after: None,
                 refusals: Refusals::new(),
             }),
         }
@@ -129,11 +127,6 @@ impl IdempotencyLayer {
         /// The effect of the stopped execution is unknown. A retry executes again once the lock has ended by its
         /// ttl, or gets 409 `outcome-unknown` with [`at_most_once`](Self::at_most_once).
         max_hold(max_hold: Duration) => options.max_hold = Some(max_hold);
-
-        /// Sets the `Retry-After` of a duplicate that is refused with 409 `request-in-progress`: whole seconds, rounded up,
-        /// between one second and a minute. Default: one second, as for a
-        /// [`RedlockLayer`](crate::RedlockLayer::retry_after).
-        retry_after(retry_after: Duration) => retry_after = Some(retry_after);
 
         /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
         rejection(rejection: impl RejectionResponse) => refusals.response = Arc::new(rejection);
@@ -199,12 +192,6 @@ impl IdempotencyLayer {
         /// Sets the largest request body in bytes; a larger one is refused with 413. Default: 2 MiB.
         max_request_body(max_request_body: usize) => max_request_body = max_request_body;
 
-        /// Sets the header that marks a replayed response with `true`. Default: `Idempotency-Replayed`.
-        replay_header(replay_header: HeaderName) => replay_header = replay_header;
-
-        /// Sets whether `Set-Cookie` is recorded too. Default: false, so that a session is issued once.
-        keep_cookies(keep_cookies: bool) => codec.keep_cookies = keep_cookies;
-
         /// Sets whether a request that may have been executed is never executed again. Default: false.
         ///
         /// If true, a retry gets 409 `outcome-unknown` for a day after a crash between grant and record, after a
@@ -212,8 +199,9 @@ impl IdempotencyLayer {
         /// majority of the nodes remembers the intent to execute.
         at_most_once(at_most_once: bool) => at_most_once = at_most_once;
 
-        /// Sets the answer if no majority accepted the record. Default: [`OnUnrecorded::Answer`].
-        on_unrecorded(on_unrecorded: OnUnrecorded) => on_unrecorded = on_unrecorded;
+        /// Sets whether a response that no majority recorded is replaced by 409 `outcome-unknown`. Default: false, it is
+        /// sent with the header `Idempotency-Recorded: false`.
+        require_record(require_record: bool) => require_record = require_record;
 
         /// Sets above how many bytes records are compressed (LZ4). Default: never.
         ///

@@ -15,7 +15,7 @@
 
 mod body;
 mod codec;
-pub(crate) mod config;
+mod config;
 #[cfg(feature = "axum")]
 mod extract;
 mod fingerprint;

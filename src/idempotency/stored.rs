@@ -32,7 +32,7 @@ pub(super) fn record(
     let mut content = Vec::new();
     content.put_u64(token.map_or(0, FencingToken::as_u64));
     let kept = response.and_then(|(head, body)| {
-        let fields = fields(head, body.trailers.as_ref(), codec.keep_cookies)?;
+        let fields = fields(head, body.trailers.as_ref())?;
         Some((head.status.as_u16(), fields, &*body.bytes))
     });
     // A status of zero and nothing behind it, if it is not kept.
@@ -64,11 +64,11 @@ pub(super) fn replay<B>(
 }
 
 /// Returns what is kept of headers and trailers; `None` if they are too large.
-fn fields(head: &Parts, trailers: Option<&HeaderMap>, keep_cookies: bool) -> Option<Vec<u8>> {
+fn fields(head: &Parts, trailers: Option<&HeaderMap>) -> Option<Vec<u8>> {
     let dropped = connection_options(&head.headers);
     let is_kept = |name: &HeaderName| {
-        let is_cookie = !keep_cookies && *name == SET_COOKIE;
-        !is_cookie && !HOP_BY_HOP.contains(name) && *name != DATE && !dropped.contains(name)
+        // Without cookies, so that a session is issued once.
+        ![DATE, SET_COOKIE].contains(name) && !HOP_BY_HOP.contains(name) && !dropped.contains(name)
     };
     let headers: Vec<_> = head
         .headers

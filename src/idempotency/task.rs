@@ -41,7 +41,7 @@ use tracing::Instrument;
 
 use crate::idempotency::body::{IdempotencyBody, PassedOn};
 use crate::idempotency::codec::MALFORMED;
-use crate::idempotency::config::{Config, OnUnrecorded};
+use crate::idempotency::config::Config;
 use crate::idempotency::stored;
 use crate::lock::{LockError, LostReason};
 use crate::middleware::{
@@ -279,10 +279,8 @@ impl ExecutionTask {
             Ok(()) => Ok(true),
             Err(Some(Decided::Recorded(other))) => Err(responder.replay(&other).await),
             Err(Some(decided)) => Err(responder.denied(decided.into()).await),
-            Err(None) => match config.on_unrecorded {
-                OnUnrecorded::Answer => Ok(false),
-                OnUnrecorded::Fail => Err(responder.refuse(Rejection::OutcomeUnknown)),
-            },
+            Err(None) if config.require_record => Err(responder.refuse(Rejection::OutcomeUnknown)),
+            Err(None) => Ok(false),
         }
     }
 }
@@ -333,9 +331,8 @@ impl Responder {
         self.refuse(
             match whole.map(|whole| whole.ok_or(MALFORMED).and_then(replay)) {
                 Ok(Ok(Some(mut response))) => {
-                    let name = config.replay_header.clone();
                     let headers = response.headers_mut();
-                    headers.insert(name, HeaderValue::from_static("true"));
+                    headers.insert(REPLAYED, HeaderValue::from_static("true"));
                     return response;
                 }
                 Ok(Ok(None)) => Rejection::ResultNotKept,
@@ -358,8 +355,7 @@ impl Responder {
     }
 
     fn in_progress(&self) -> Rejection {
-        let retry_after = self.config.retry_after;
-        Rejection::InProgress { retry_after }
+        Rejection::InProgress
     }
 }
 
@@ -392,6 +388,7 @@ fn log_stopped(reason: LostReason) {
 }
 
 /// Tells a client that its retry may execute again.
+const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const RECORDED: HeaderName = HeaderName::from_static("idempotency-recorded");
 
 const NOT_RECORDED: HeaderValue = HeaderValue::from_static("false");

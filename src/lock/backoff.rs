@@ -32,10 +32,6 @@ use crate::protocol::lease::{Access, Decided, TICK};
 use crate::protocol::message::{Command, Op, SharedOp};
 use crate::protocol::{Holder, KeyNames, OnRelease, OwnerToken, Retry};
 
-/// The longest run of local callers that acquire a key in a row while releases are not published, in multiples of
-/// the longest delay between attempts.
-const RUN: u32 = 10;
-
 /// The waits between the attempts of one caller.
 pub(crate) struct Backoff {
     /// When the first wait or attempt began.
@@ -138,30 +134,19 @@ impl Backoff {
     /// Lets other processes try first if it is their turn: returns the back-off of a caller that does, which waits before its
     /// first attempt.
     pub(crate) fn for_remote(spec: &LockSpec, permit: &Permit, wait: &Wait) -> Option<Self> {
-        let settings = &spec.cluster.settings;
-        let waiters = match settings.wake_ups {
-            true => Some(permit.notified()?),
-            // Whether other processes wait is not known, so they get their turn after a while.
-            false if permit.run() >= settings.retry.max().saturating_mul(RUN) => None,
-            false => return None,
-        };
+        let waiters = permit.notified()?;
         let mut backoff = Self::new(Instant::now());
         let left = wait.deadline.saturating_duration_since(backoff.began);
         if left.is_zero() {
             return None;
         }
-        let delay = match waiters.map(|waiters| Retry::on_release(waiters, 0, TICK, random_u64())) {
-            Some(OnRelease::Try(delay)) => delay,
-            Some(OnRelease::Rest(delay)) => {
+        let delay = match Retry::on_release(waiters, 0, TICK, random_u64()) {
+            OnRelease::Try(delay) => delay,
+            OnRelease::Rest(delay) => {
                 backoff.watching = permit.subscribe(&spec.cluster, &spec.names);
                 // No attempt was refused yet, so there is no release that it could have missed.
                 backoff.forget_releases();
                 delay
-            }
-            None => {
-                permit.end_run();
-                // As long as the refused processes wait.
-                settings.retry.delay(u32::MAX, None, random_u64())
             }
         };
         backoff.delay = delay.min(left);
@@ -212,7 +197,6 @@ impl Backoff {
                 .into());
             }
             None => {
-                permit.end_run();
                 wait.occupy()?;
                 let delay = self.poll_delay(spec, permit, retry_after);
                 let delay = delay.min(wait.deadline - now);
@@ -264,17 +248,16 @@ impl Backoff {
         permit: &Permit,
         retry_after: Option<Duration>,
     ) -> Duration {
-        let settings = &spec.cluster.settings;
-        if settings.wake_ups && self.watching.is_empty() {
+        let retry = &spec.cluster.settings.retry;
+        if self.watching.is_empty() {
             self.watching = permit.subscribe(&spec.cluster, &spec.names);
         }
         if self.is_subscribed() {
-            let bound = settings.poll_interval;
-            settings.retry.poll_delay(bound, retry_after, random_u64())
+            retry.poll_delay(retry_after, random_u64())
         } else {
             self.polls += 1;
             let polls = self.polls - 1;
-            settings.retry.delay(polls, retry_after, random_u64())
+            retry.delay(polls, retry_after, random_u64())
         }
     }
 

@@ -94,7 +94,7 @@ pub struct LockHandle {
 pub(crate) struct RequestShare(Mutex<Result<LockGuard, Option<LostReason>>>);
 
 /// Outcome of [`LockGuard::release`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Released {
     /// A majority of the nodes confirmed the release: other callers can acquire the lock, unless

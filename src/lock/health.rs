@@ -64,7 +64,7 @@ pub struct NodeHealth {
 }
 
 /// Whether locks can be acquired, and otherwise why not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Readiness {
     /// All nodes may vote.

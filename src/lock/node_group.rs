@@ -20,7 +20,7 @@ use crate::protocol::Quorum;
 /// [`RedlockBuilder::node_group`](crate::RedlockBuilder::node_group) and
 /// [`RedlockBuilder::moving_to`](crate::RedlockBuilder::moving_to).
 ///
-/// A list of URLs can be converted into a group, and a pair of a name and such a list into a named one.
+/// A list of URLs can be converted into a group.
 ///
 /// ```
 /// use tower_redlock::{NodeGroup, Redlock};
@@ -116,7 +116,7 @@ macro_rules! node_setters {
             /// The pool's own timeouts apply when a connection opens, the node timeout to every request on it.
             ///
             /// A [`url`](Self::url) or a [`pool_config`](Self::pool_config) is faster, because redis-rs drives each
-            /// connection of the pool in a separate task. It also [wakes](crate::RedlockBuilder::wake_ups) the waiters of this process, for
+            /// connection of the pool in a separate task. It also [wakes](crate::RedlockBuilder::wait) the waiters of this process, for
             /// which the address of the server must be known.
             #[cfg(feature = "redis")]
             pub fn pool(self, pool: deadpool_redis::Pool) -> Self {
@@ -185,30 +185,12 @@ impl NodeGroup {
     }
 }
 
-macro_rules! from_urls {
-    ($([$($generics:tt)*] $source:ty;)+) => {$(
-        /// A group of the Redis servers with these URLs.
-        #[cfg(feature = "redis")]
-        impl<$($generics)*> From<$source> for NodeGroup {
-            fn from(urls: $source) -> Self {
-                Self::new().urls(urls)
-            }
-        }
-
-        /// A group with this name, of the Redis servers with these URLs.
-        #[cfg(feature = "redis")]
-        impl<Name: Into<String>, $($generics)*> From<(Name, $source)> for NodeGroup {
-            fn from((name, urls): (Name, $source)) -> Self {
-                Self::new().name(name).urls(urls)
-            }
-        }
-    )+};
-}
-
-from_urls! {
-    [U: AsRef<str>, const N: usize] [U; N];
-    [U: AsRef<str>] Vec<U>;
-    [U: AsRef<str>] &[U];
+/// A group of the Redis servers with these URLs.
+#[cfg(feature = "redis")]
+impl<U: AsRef<str>, I: IntoIterator<Item = U>> From<I> for NodeGroup {
+    fn from(urls: I) -> Self {
+        Self::new().urls(urls)
+    }
 }
 
 /// Gives each group its name.

@@ -49,28 +49,13 @@ macro_rules! settings {
             connect_timeout: Duration = Duration::from_secs(1);
 
             /// Sets how long [`Redlock::lock`] waits while another caller holds the lock. Default: 5 s.
+            ///
+            /// A release is published with `PUBLISH`, and a process that waits subscribes to it with `SUBSCRIBE`. It subscribes
+            /// only while it waits, on a further connection to each server, which it opens for the first wait and closes
+            /// after 10 s without one. A [`pool`](Self::pool) has no address for a further connection; use
+            /// [`pool_config`](Self::pool_config). Without the [rights](crate::guide::operating_the_nodes) to subscribe, or
+            /// without a majority of the nodes, the [`retry`](Self::retry) delays apply.
             wait: Duration = Duration::from_secs(5);
-
-            /// Sets whether a release wakes the processes that wait for the lock. Default: true.
-            ///
-            /// A release is published with `PUBLISH`, and a process that waits subscribes to it with `SUBSCRIBE`.
-            ///
-            /// A process subscribes only while it waits, on a further connection to each server, which it opens for
-            /// the first wait and closes after 10 s without one. A [`pool`](Self::pool) has no address for a further
-            /// connection; use [`pool_config`](Self::pool_config). Without the [rights](crate::guide::operating_the_nodes) to
-            /// subscribe, or without a majority of the nodes, the [`retry`](Self::retry) delays apply. All clients of a
-            /// namespace should agree on this setting: a release that is not published is found only by the next poll,
-            /// after up to [`poll_interval`](Self::poll_interval).
-            ///
-            /// Without wake-ups, a process whose callers acquire a lock one after the other pauses now and then, for
-            /// about a twentieth of the time, so that other processes can acquire it too.
-            wake_ups: bool = true;
-
-            /// Sets the longest pause between attempts while a majority of the nodes would publish the release. Default:
-            /// 500 ms.
-            ///
-            /// A process that waits polls all the same, because a message can be lost and a lock that expires sends none.
-            poll_interval: Duration = Duration::from_millis(500);
 
             /// Sets for how long a lock is renewed, so that a holder that hangs does not keep it for ever. Default: no
             /// bound for [`Redlock::lock`], 60 s for `RedlockLayer` and `Locked`. [`Duration::MAX`] is no bound for all of them.

@@ -1,7 +1,6 @@
 //! The settings of the layer, and its decision about a request.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::request::Parts;
 use http::{HeaderName, Method, StatusCode};
@@ -31,7 +30,6 @@ pub(super) struct Config {
     pub(super) await_release: bool,
     pub(super) on_lost: OnLost,
     pub(super) contended_status: StatusCode,
-    pub(super) retry_after: Option<Duration>,
     pub(super) refusals: Refusals,
     pub(super) forward_token: Option<HeaderName>,
     pub(super) expose_token: Option<HeaderName>,
@@ -40,7 +38,7 @@ pub(super) struct Config {
 }
 
 /// What to do with a request that does not name a resource.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnMissingKey {
     /// Answer 400, so that a client cannot avoid the lock by leaving out the key.
@@ -55,7 +53,7 @@ pub enum OnMissingKey {
 }
 
 /// What to do when no majority of the nodes can be reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnUnavailable {
     /// Answer 503.
@@ -66,7 +64,7 @@ pub enum OnUnavailable {
 }
 
 /// When the lock is released.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseAt {
     /// With the last frame of the response body.
@@ -76,7 +74,7 @@ pub enum ReleaseAt {
 }
 
 /// What to do when the lock is lost while it is held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnLost {
     /// Stop the handler and answer 503; a body that is being sent ends with an error.

@@ -28,7 +28,7 @@ use crate::middleware::macros::opaque_debug;
 
 /// Drop the handler when the client disconnects, at any `await`, and release the lock, as hyper
 /// does without a lock. The default of [`RedlockLayer`](crate::RedlockLayer).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct CancelOnDisconnect;
 
 /// Let a handler that has started run to completion under its lock when the client disconnects.
@@ -36,7 +36,7 @@ pub struct CancelOnDisconnect;
 /// The handler runs in a task of its own, in the span of the request. When it completes, the lock is released
 /// and the response dropped. With [`OnLost::Abort`] the handler ends with the lock, so `max_hold` bounds it.
 /// A client whose request was aborted may meet its own lock with its next request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct RunToCompletion;
 
 /// Extension of a request whose handler is to run in a task.

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::protocol::KeyError;
+
 /// The idempotency key of a request, as the client sent it.
 ///
 /// On a server, it is an extractor, and an extension of every request that an `IdempotencyLayer` passes on with a key. If
@@ -24,21 +26,18 @@ impl IdempotencyKey {
 
 /// Parses a key without the quotes of a structured-field string.
 impl FromStr for IdempotencyKey {
-    type Err = ParseIdempotencyKeyError;
+    type Err = KeyError;
 
     fn from_str(key: &str) -> Result<Self, Self::Err> {
         let visible = key.bytes().all(|byte| byte.is_ascii_graphic());
         match key.len() {
             1..=MAX_CHARS if visible => Ok(Self(key.into())),
-            _ => Err(ParseIdempotencyKeyError),
+            _ => Err(KeyError::malformed(format!(
+                "the idempotency key is not 1 to {MAX_CHARS} characters of visible ASCII"
+            ))),
         }
     }
 }
-
-/// Error of parsing an [`IdempotencyKey`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the idempotency key is not 1 to {MAX_CHARS} characters of visible ASCII")]
-pub struct ParseIdempotencyKeyError;
 
 impl fmt::Display for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -80,7 +80,6 @@ impl RedlockLayer {
                 await_release: true,
                 on_lost: OnLost::Abort,
                 contended_status: StatusCode::LOCKED,
-                retry_after: None,
                 refusals: Refusals::new(),
                 forward_token: None,
                 expose_token: None,
@@ -105,18 +104,6 @@ impl<D> RedlockLayer<D> {
         /// Sets the time after which a lock is not renewed any more. Default: the builder's, or 60 s if the
         /// builder has none.
         max_hold(max_hold: Duration) => options.max_hold = Some(max_hold);
-
-        /// Sets the `Retry-After` of refusals because of contention: whole seconds, rounded up, between one second
-        /// and a minute. Default: one second. For locks with
-        /// [`hold_at_least`](crate::LockOptions::hold_at_least), the remaining ttl.
-        ///
-        /// # Design
-        ///
-        /// The holder renews its lock as long as the handler runs, so the remaining ttl does not say when that ends: the
-        /// ttl is chosen for crashes, and most handlers need less than a second. Only a lock that stays taken is not
-        /// renewed. A retry that comes too early costs little: the process that holds a lock refuses it without asking a
-        /// node. Set about the time that the handler needs if that is long.
-        retry_after(retry_after: Duration) => retry_after = Some(retry_after);
 
         /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
         rejection(rejection: impl RejectionResponse) => refusals.response = Arc::new(rejection);

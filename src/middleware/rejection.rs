@@ -21,8 +21,8 @@ pub enum Rejection {
     Contended {
         /// The status that the layer is configured to answer.
         status: StatusCode,
-        /// When a retry makes sense, if it is not the default: the [`retry_after`](crate::RedlockLayer::retry_after) of
-        /// the layer, or the remaining ttl of a lock with [`hold_at_least`](crate::LockOptions::hold_at_least).
+        /// When a retry makes sense, if it is not the default: the remaining ttl of a lock with
+        /// [`hold_at_least`](crate::LockOptions::hold_at_least).
         retry_after: Option<Duration>,
         /// Who holds it, if that is known and the layer is told to
         /// [`expose_holder`](crate::RedlockLayer::expose_holder).
@@ -43,13 +43,10 @@ pub enum Rejection {
     /// The lock was lost while the handler ran, and the handler was stopped.
     Lost(LostReason),
     /// The first request with the idempotency key still runs, or its outcome is not known yet.
-    InProgress {
-        /// When a retry makes sense, if known; as for [`Contended`](Self::Contended).
-        retry_after: Option<Duration>,
-    },
+    InProgress,
     /// The request does not name the resource.
     KeyMissing {
-        /// What names it, such as ``header `x-tenant` ``; see [`source`](crate::KeyExtractor::source). `None` if that
+        /// What names it, such as ``header `x-tenant` ``. `None` if that
         /// is not known, or if only the service can set it.
         lacking: Option<String>,
     },
@@ -79,7 +76,7 @@ pub enum Rejection {
 /// With status 423 for contention.
 impl From<LockError> for Rejection {
     fn from(error: LockError) -> Self {
-        Self::from_lock_error(error, &LockOptions::default(), StatusCode::LOCKED, None)
+        Self::from_lock_error(error, &LockOptions::default(), StatusCode::LOCKED)
     }
 }
 
@@ -103,7 +100,7 @@ impl fmt::Display for Rejection {
                 None => "the lock service is unreachable; whether the lock is held is unknown",
             },
             Self::Lost(_) => "the lock was lost while the request was being served",
-            Self::InProgress { .. } => {
+            Self::InProgress => {
                 "the first request with this idempotency key still runs, or its outcome is not known yet"
             }
             Self::KeyMissing { lacking: None } => "the request lacks a required key",
@@ -145,18 +142,23 @@ impl Rejection {
 
     /// Returns when a retry makes sense, if it does: whole seconds, rounded up, at least one.
     ///
-    /// For contention it is one second by default, and at most a minute; see
-    /// [`RedlockLayer::retry_after`](crate::RedlockLayer::retry_after). After a restart of nodes it is the rest of
+    /// For contention it is one second, or the remaining ttl of a lock with
+    /// [`hold_at_least`](crate::LockOptions::hold_at_least), at most a minute. After a restart of nodes it is the rest of
     /// their quarantine. Clients should add jitter, so that they do not all retry at once.
+    ///
+    /// # Design
+    ///
+    /// The holder renews its lock as long as the handler runs, so the remaining ttl does not say when that ends: the
+    /// ttl is chosen for crashes, and most handlers need less than a second. Only a lock that stays taken is not
+    /// renewed. A retry that comes too early costs little: the process that holds a lock refuses it without asking a
+    /// node. A [`rejection`](crate::RedlockLayer::rejection) can set another header.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let (.., true) = self.row() else {
             return None;
         };
         let left = match self {
-            Self::Contended { retry_after, .. }
-            | Self::TooManyConcurrent { retry_after }
-            | Self::InProgress { retry_after } => {
+            Self::Contended { retry_after, .. } | Self::TooManyConcurrent { retry_after } => {
                 let retry_after = retry_after.unwrap_or(DEFAULT_RETRY_AFTER);
                 retry_after.min(MAX_RETRY_AFTER)
             }
@@ -167,19 +169,15 @@ impl Rejection {
     }
 
     /// Converts an error of a lock with these options, with the status for contention, and when to retry after it: after the
-    /// time that is set, or else after the remaining ttl if the lock stays taken, because then it is not renewed.
+    /// remaining ttl if the lock stays taken, because then it is not renewed.
     pub(crate) fn from_lock_error(
         error: LockError,
         options: &LockOptions,
         status: StatusCode,
-        retry_after: Option<Duration>,
     ) -> Self {
         match error {
-            LockError::Contended {
-                retry_after: left, ..
-            } => {
-                let left = left.filter(|_| options.hold_at_least.is_some());
-                let retry_after = retry_after.or(left);
+            LockError::Contended { retry_after, .. } => {
+                let retry_after = retry_after.filter(|_| options.hold_at_least.is_some());
                 match options.is_slot() {
                     true => Self::TooManyConcurrent { retry_after },
                     false => Self::Contended {
@@ -260,7 +258,7 @@ table! {
         (503, 14, "lock-quarantined", "Lock service started recently", true),
     Self::Failed(_) => (503, 14, "lock-unavailable", "Lock unavailable", true),
     Self::Lost(_) => (503, 10, "lock-lost", "Lock lost", false),
-    Self::InProgress { .. } => (409, 10, "request-in-progress", "Request in progress", true),
+    Self::InProgress => (409, 10, "request-in-progress", "Request in progress", true),
     Self::KeyMissing { .. } => (400, 3, "key-missing", "Key missing or invalid", false),
     Self::KeyInvalid(_) => (400, 3, "key-invalid", "Key missing or invalid", false),
     Self::BodyTooLarge => (413, 8, "body-too-large", "Body too large", false),
@@ -296,8 +294,7 @@ pub(super) fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection)
     }
 }
 
-/// `Retry-After` for contention, unless another is set; [`RedlockLayer::retry_after`](crate::RedlockLayer::retry_after)
-/// has the reasons.
+/// `Retry-After` for contention; [`Rejection::retry_after`] has the reasons.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Longest `Retry-After` for contention; another Redlock client may have chosen the ttl.

@@ -18,7 +18,7 @@ use crate::node::Mutex;
 use crate::protocol::KeyError;
 
 /// What kind of client a refusal is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestKind {
     /// A plain HTTP request.

@@ -349,9 +349,9 @@ fn lock(
                 Ok(None)
             }
             Err(error) => {
-                let (status, retry_after) = (config.contended_status, config.retry_after);
                 let holder = error.holder().filter(|_| config.expose_holder).cloned();
-                let rejection = Rejection::from_lock_error(error, &options, status, retry_after);
+                let rejection =
+                    Rejection::from_lock_error(error, &options, config.contended_status);
                 Err(rejection.with_holder(holder))
             }
         }

@@ -40,6 +40,7 @@ pub enum Gate {
 
 /// The kind of a request; each can have its own [`Gate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum OpKind {
     /// The first request of an attempt.
     Acquire,

@@ -307,7 +307,7 @@ async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
             holder: seen.mark.clone()?,
             until: seen.at + ends.saturating_sub(*latency),
         };
-        Some(request(&names, op, cluster.settings.wake_ups))
+        Some(request(&names, op, true))
     };
     let nodes = 0..cluster.nodes.len();
     let revocations = nodes.filter_map(|node| Some((node, Some(revocation_at(node)?))));

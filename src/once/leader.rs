@@ -39,7 +39,7 @@ impl Redlock {
     ///
     /// It tells what a majority of the nodes knows at a moment: do not decide by it whether to do some work. A process
     /// learns of a release by the message that wakes waiting callers, and otherwise asks the nodes every
-    /// [`poll_interval`](crate::RedlockBuilder::poll_interval), 500 ms. A term that is shorter may be missed. For callers that
+    /// [`poll_interval`](crate::Retry::poll_interval), 500 ms. A term that is shorter may be missed. For callers that
     /// release the key, a process that watches counts as one that waits.
     ///
     /// A key that [moves](crate::RedlockBuilder::moving_to) is watched in its old group.
@@ -106,7 +106,6 @@ impl LeaderWatch {
         let (released, _) = self.released.get_or_insert_with(|| {
             let signal = ReleaseSignal::new(cluster.quorum);
             let nodes = cluster.nodes.iter().enumerate();
-            let nodes = nodes.filter(|_| cluster.settings.wake_ups);
             let subscribe =
                 |(number, node): (usize, &Arc<dyn Node>)| node.subscribe(&channel, &signal, number);
             let subscriptions = nodes.filter_map(subscribe).collect();
@@ -131,7 +130,7 @@ impl LeaderWatch {
                 (self.known, self.is_known) = (now.clone(), true);
                 return Ok(now);
             }
-            drop(timeout(cluster.settings.poll_interval, released.released()).await);
+            drop(timeout(cluster.settings.retry.longest_poll(), released.released()).await);
         }
     }
 }

@@ -294,6 +294,7 @@ impl fmt::Debug for HolderMark {
 
 /// Whether a key is locked on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum KeyState {
     /// The key is free.
     Free,

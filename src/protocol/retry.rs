@@ -11,6 +11,7 @@ use std::time::Duration;
 pub struct Retry {
     base: Duration,
     max: Duration,
+    poll_interval: Duration,
 }
 
 impl Retry {
@@ -20,7 +21,22 @@ impl Retry {
         Self {
             base,
             max: max.max(base),
+            poll_interval: Duration::from_millis(500),
         }
+    }
+
+    /// Sets the longest pause between attempts while a majority of the nodes would publish the release. Default: 500 ms.
+    ///
+    /// A process that waits polls all the same, because a message can be lost and a lock that expires sends none.
+    #[must_use]
+    pub fn poll_interval(mut self, longest: Duration) -> Self {
+        self.poll_interval = longest;
+        self
+    }
+
+    /// Returns the longest pause of a subscribed waiter.
+    pub(crate) fn longest_poll(&self) -> Duration {
+        self.poll_interval
     }
 
     /// Returns the longest delay.
@@ -35,15 +51,19 @@ impl Retry {
     #[must_use]
     pub fn delay(&self, attempt: u32, hint: Option<Duration>, random: u64) -> Duration {
         let grown = self.base.saturating_mul(1 << attempt.min(16));
-        self.poll_delay(grown.min(self.max), hint, random)
+        self.drawn(grown.min(self.max), hint, random)
     }
 
-    /// Returns the delay before the next attempt of a subscribed waiter: uniform from zero to `bound`.
+    /// Returns the delay before the next attempt of a subscribed waiter: uniform from zero to
+    /// [`poll_interval`](Self::poll_interval).
     ///
-    /// `hint` and `random` are those of [`delay`](Self::delay). A subscribed waiter still polls, because a
-    /// message can be lost, and a lock that expires sends none.
+    /// `hint` and `random` are those of [`delay`](Self::delay).
     #[must_use]
-    pub fn poll_delay(&self, bound: Duration, hint: Option<Duration>, random: u64) -> Duration {
+    pub fn poll_delay(&self, hint: Option<Duration>, random: u64) -> Duration {
+        self.drawn(self.poll_interval, hint, random)
+    }
+
+    fn drawn(&self, bound: Duration, hint: Option<Duration>, random: u64) -> Duration {
         let drawn = scale(bound, random);
         match hint {
             // Shortly after the expiry, and spread over a base delay.
@@ -193,7 +213,7 @@ mod tests {
     #[test]
     fn poll_delay_is_limited_by_the_bound_and_by_the_expiry() {
         let retry = Retry::new(ms(10), ms(20));
-        assert_eq!(retry.poll_delay(ms(500), None, 1 << 63), ms(250));
-        assert_eq!(retry.poll_delay(ms(500), Some(ms(40)), 1 << 63), ms(45));
+        assert_eq!(retry.poll_delay(None, 1 << 63), ms(250));
+        assert_eq!(retry.poll_delay(Some(ms(40)), 1 << 63), ms(45));
     }
 }

@@ -107,28 +107,6 @@ async fn retry_after_is_a_second_whatever_the_ttl_and_the_earlier_holds() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn retry_after_that_is_set_is_fixed() {
-    let nodes = ScriptedNodes::new(3);
-    for (set, expected) in [
-        (ms(0), "1"),
-        (ms(3_500), "4"),
-        (secs(30), "30"),
-        (secs(600), "60"),
-    ] {
-        let [ours, theirs] =
-            processes(&nodes).map(|redlock| app(&redlock, |layer| layer.retry_after(set)));
-        for target in ["/layer/7", "/slot/7"] {
-            assert_eq!(retry_after(&theirs, &ours, target).await, expected);
-            until_free(&nodes).await;
-        }
-        assert_eq!(send(&ours, "/stays/7").await.status, StatusCode::OK);
-        let refused = send(&ours, "/stays/7").await;
-        assert_eq!(refused.headers["retry-after"], expected);
-        advance(secs(30)).await;
-    }
-}
-
 /// Such a key is not renewed, so its ttl says when it is free.
 #[tokio::test(start_paused = true)]
 async fn retry_after_of_a_key_that_stays_taken_is_the_time_that_is_left() {

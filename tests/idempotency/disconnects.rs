@@ -17,7 +17,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{OnUnrecorded, Redlock, RedlockLayer, RunToCompletion, key};
+use tower_redlock::{Redlock, RedlockLayer, RunToCompletion, key};
 
 use crate::payments::{counts_begun, pay, per_account, request};
 
@@ -190,7 +190,7 @@ async fn streamed_body_of_a_stopped_execution_ends_with_an_error() {
         let layer = once(&redlock(&nodes)).at_most_once(true);
         let layer = match cause {
             "max_hold" => layer.max_hold(secs(1)),
-            _ => layer.on_unrecorded(OnUnrecorded::Fail),
+            _ => layer.require_record(true),
         };
         let app = match cause {
             "panic" => Router::new().route("/payments", post(async || panics_at_its_fifth_piece())),

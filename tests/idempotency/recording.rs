@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{IdempotencyLayer, OnUnrecorded, RedlockLayer, key};
+use tower_redlock::{IdempotencyLayer, RedlockLayer, key};
 
 use crate::callers::{Payments, layer, pay, request};
 
@@ -355,10 +355,10 @@ async fn record_survives_two_of_five_forgetful_nodes_and_not_three() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_unrecorded_fail_answers_outcome_unknown_without_a_majority_of_records() {
+async fn require_record_answers_outcome_unknown_without_a_majority_of_records() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
-    let once = layer(&nodes).on_unrecorded(OnUnrecorded::Fail);
+    let once = layer(&nodes).require_record(true);
     let app = payments.app(once.ttl(Duration::from_secs(2)).unwrap());
     for node in 0..2 {
         nodes.set_for(node, OpKind::Record, Gate::Failing);

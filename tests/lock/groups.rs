@@ -499,7 +499,7 @@ fn settings_of_groups_that_cannot_work_are_refused() {
         (
             Redlock::builder()
                 .group(["redis://127.0.0.1:7001"])
-                .moving_to([("eu", ["redis://127.0.0.1:7001"])]),
+                .moving_to([NodeGroup::new().name("eu").url("redis://127.0.0.1:7001")]),
             ["127.0.0.1:7001", "keeps its name"],
         ),
     ] {

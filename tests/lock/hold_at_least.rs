@@ -7,7 +7,7 @@ use support::{ms, secs};
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LockError, LostReason, Redlock, ReleaseError};
+use tower_redlock::{LockError, LostReason, Redlock, ReleaseError, Retry};
 
 use crate::common::{builder, processes};
 
@@ -122,7 +122,7 @@ async fn a_lost_lock_does_not_stay_taken() {
 async fn a_release_that_keeps_the_key_is_not_published() {
     for count in [None, Some(1)] {
         let nodes = ScriptedNodes::new(3);
-        let rarely = builder(&nodes).poll_interval(secs(3_600));
+        let rarely = builder(&nodes).retry(Retry::default().poll_interval(secs(3_600)));
         let other = rarely.build().unwrap();
         let one = builder(&nodes).build().unwrap();
         let (mut lock, mut next) = (one.try_lock("k"), other.lock("k").wait(secs(60)));

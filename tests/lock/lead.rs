@@ -463,49 +463,45 @@ async fn work_does_not_begin_with_a_lock_that_is_over() {
 
 #[tokio::test(start_paused = true)]
 async fn watchers_hear_of_each_leader_and_of_the_time_without_one() {
-    for wake_ups in [true, false] {
-        let nodes = ScriptedNodes::new(3);
-        let process = |label: &str| {
-            let builder = builder(&nodes).holder(label).wake_ups(wake_ups);
-            builder.build().unwrap()
-        };
-        let (one, other) = (process("one"), process("other"));
-        let mut watch = builder(&nodes)
-            .wake_ups(wake_ups)
-            .build()
-            .unwrap()
-            .leader("k");
+    let nodes = ScriptedNodes::new(3);
+    let process = |label: &str| {
+        let builder = builder(&nodes).holder(label);
+        builder.build().unwrap()
+    };
+    let (one, other) = (process("one"), process("other"));
+    let mut watch = builder(&nodes).build().unwrap().leader("k");
+    assert_eq!(watch.changed().await, Ok(None));
+    let mut last = None;
+    for (redlock, label) in [(&one, "one"), (&other, "other"), (&one, "one")] {
+        let (began, guard) = (Instant::now(), redlock.lock("k").await.unwrap());
+        let leader = watch.changed().await.unwrap().unwrap();
+        assert!(began.elapsed() <= secs(1), "{:?}", began.elapsed());
+        assert_eq!(leader.holder.unwrap().label(), Some(label));
+        assert_eq!(leader.fencing_token, guard.fencing_token());
+        assert!(leader.fencing_token > last);
+        last = leader.fencing_token;
+        // No change while it is renewed; the watch may be dropped meanwhile.
+        assert!(timeout(secs(60), watch.changed()).await.is_err());
+        let before = Instant::now();
+        guard.release().await.unwrap();
         assert_eq!(watch.changed().await, Ok(None));
-        let mut last = None;
-        for (redlock, label) in [(&one, "one"), (&other, "other"), (&one, "one")] {
-            let (began, guard) = (Instant::now(), redlock.lock("k").await.unwrap());
-            let leader = watch.changed().await.unwrap().unwrap();
-            assert!(began.elapsed() <= secs(1), "{:?}", began.elapsed());
-            assert_eq!(leader.holder.unwrap().label(), Some(label));
-            assert_eq!(leader.fencing_token, guard.fencing_token());
-            assert!(leader.fencing_token > last);
-            last = leader.fencing_token;
-            // No change while it is renewed; the watch may be dropped meanwhile.
-            assert!(timeout(secs(60), watch.changed()).await.is_err());
-            let before = Instant::now();
-            guard.release().await.unwrap();
-            assert_eq!(watch.changed().await, Ok(None));
-            let bound = if wake_ups { ms(10) } else { ms(510) };
-            assert!(before.elapsed() <= bound, "{:?}", before.elapsed());
-        }
-        // An outage is no change.
-        let guard = one.lock("k").await.unwrap();
-        assert!(watch.changed().await.unwrap().is_some());
-        (0..2).for_each(|node| nodes.set(node, Gate::Failing));
-        assert!(timeout(secs(5), watch.changed()).await.is_err());
-        drop(guard);
+        assert!(before.elapsed() <= ms(10), "{:?}", before.elapsed());
     }
+    // An outage is no change.
+    let guard = one.lock("k").await.unwrap();
+    assert!(watch.changed().await.unwrap().is_some());
+    (0..2).for_each(|node| nodes.set(node, Gate::Failing));
+    assert!(timeout(secs(5), watch.changed()).await.is_err());
+    drop(guard);
 }
 
 #[tokio::test(start_paused = true)]
 async fn watch_asks_no_more_often_than_the_poll_interval_and_ends_with_the_service() {
     let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).poll_interval(secs(2)).build().unwrap();
+    let redlock = builder(&nodes)
+        .retry(Retry::default().poll_interval(secs(2)))
+        .build()
+        .unwrap();
     let mut watch = redlock.leader("k");
     assert_eq!(watch.changed().await, Ok(None));
     let before = nodes.sent(0, OpKind::Inspect);

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use support::{ms, secs};
 use tokio::time::{Instant, sleep};
-use tower_redlock::LockError;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LockError, Retry};
 
 use crate::common::builder;
 
@@ -255,7 +255,12 @@ async fn exclusive_locks_send_what_they_sent_without_readers() {
 #[tokio::test(start_paused = true)]
 async fn readers_of_one_process_are_all_woken_by_a_release() {
     let nodes = ScriptedNodes::new(3);
-    let rarely = |nodes| builder(nodes).poll_interval(secs(8)).build().unwrap();
+    let rarely = |nodes| {
+        builder(nodes)
+            .retry(Retry::default().poll_interval(secs(8)))
+            .build()
+            .unwrap()
+    };
     let (readers, writers) = (rarely(&nodes), rarely(&nodes));
     for _ in 0..5 {
         let writer = writers.try_lock("k").await.unwrap();
@@ -284,7 +289,11 @@ async fn readers_of_one_process_are_all_woken_by_a_release() {
 #[tokio::test(start_paused = true)]
 async fn writer_that_died_keeps_new_readers_out_for_no_longer_than_its_ttl() {
     let nodes = ScriptedNodes::new(3);
-    let rarely = || builder(&nodes).max_ttl(secs(60)).poll_interval(secs(3_600));
+    let rarely = || {
+        builder(&nodes)
+            .max_ttl(secs(60))
+            .retry(Retry::default().poll_interval(secs(3_600)))
+    };
     let [readers, writers, others] = [(), (), ()].map(|()| rarely().build().unwrap());
     let reader = readers.try_lock("k").shared().ttl(secs(60)).await.unwrap();
     let writer = tokio::spawn(writers.lock("k").wait(secs(600)).into_future());

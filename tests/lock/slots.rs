@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LockError, LockKey, LostReason};
+use tower_redlock::{LockError, LockKey, LostReason, Retry};
 
 use crate::common::{builder, processes};
 
@@ -232,7 +232,12 @@ async fn callers_that_give_up_leave_no_slot_behind() {
 #[tokio::test(start_paused = true)]
 async fn callers_of_one_process_take_each_slot_that_another_process_releases() {
     let nodes = ScriptedNodes::new(3);
-    let rarely = || builder(&nodes).poll_interval(secs(8)).build().unwrap();
+    let rarely = || {
+        builder(&nodes)
+            .retry(Retry::default().poll_interval(secs(8)))
+            .build()
+            .unwrap()
+    };
     let (holder, waiter) = (rarely(), rarely());
     for _ in 0..10 {
         let mut held = Vec::new();
@@ -380,7 +385,7 @@ async fn slots_that_are_released_at_once_are_all_taken() {
     for waiting in [[0, 4, 0], [1, 1, 2], [2, 2, 0], [2, 1, 2], [4, 0, 0]] {
         for round in 0..8 {
             let nodes = ScriptedNodes::new(3);
-            let rarely = || builder(&nodes).poll_interval(secs(3_600));
+            let rarely = || builder(&nodes).retry(Retry::default().poll_interval(secs(3_600)));
             let processes = [(); 3].map(|()| rarely().build().unwrap());
             let mut held = Vec::new();
             for _ in 0..SLOTS {

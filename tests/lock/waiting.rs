@@ -261,7 +261,12 @@ async fn try_lock_from_eight_processes_at_once_grants_at_most_one() {
 #[tokio::test(start_paused = true)]
 async fn attempt_that_is_dropped_wakes_the_waiters_of_other_processes() {
     let nodes = ScriptedNodes::new(3);
-    let service = || builder(&nodes).poll_interval(secs(60)).build().unwrap();
+    let service = || {
+        builder(&nodes)
+            .retry(Retry::default().poll_interval(secs(60)))
+            .build()
+            .unwrap()
+    };
     let (here, there) = (service(), service());
     let holder = Foreign::new("k");
     (0..3).for_each(|node| drop(holder.acquire(&nodes, node, secs(300))));

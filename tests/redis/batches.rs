@@ -388,8 +388,7 @@ async fn writers_of_a_wave_that_readers_refuse_announce_themselves() {
         let hour = secs(3_600);
         let writers = variant
             .builder(cluster.urls())
-            .poll_interval(hour)
-            .retry(Retry::new(hour, hour))
+            .retry(Retry::new(hour, hour).poll_interval(hour))
             .build()
             .expect("the settings are valid");
         until_all_up(&writers, LONGEST).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use support::{ChildProcess, Cluster, Random};
 use tokio::time::{Instant, sleep, timeout};
-use tower_redlock::{LockGuard, Redlock, RestartGuard};
+use tower_redlock::{LockGuard, Redlock, RestartGuard, Retry};
 
 use crate::judge::{Inside, Judge, ROLE, urls};
 
@@ -169,7 +169,7 @@ async fn watches_take_no_wake_up_from_a_caller_that_waits_nor_from_each_other() 
             .restart_guard(RestartGuard::Off)
             .ttl(Duration::from_secs(60))
             .node_timeout(Duration::from_millis(500))
-            .poll_interval(Duration::from_secs(60))
+            .retry(Retry::default().poll_interval(Duration::from_secs(60)))
             .build()
             .unwrap()
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use support::Cluster;
 use tokio::time::{Instant, sleep};
-use tower_redlock::{LockError, Redlock, RestartGuard};
+use tower_redlock::{LockError, Redlock, RestartGuard, Retry};
 
 use crate::judge::{Judge, ROLE, Witness, urls};
 
@@ -161,7 +161,7 @@ async fn a_waiter_for_a_slot_is_woken_after_one_for_a_key_that_looks_like_it_has
             .restart_guard(RestartGuard::Off);
         let builder = builder
             .node_timeout(Duration::from_millis(500))
-            .poll_interval(hour);
+            .retry(Retry::default().poll_interval(hour));
         builder.ttl(Duration::from_secs(60)).build().unwrap()
     };
     let (holder, waiter) = (builder(), builder());

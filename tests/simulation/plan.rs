@@ -57,8 +57,6 @@ pub(crate) struct ProcessPlan {
     pub(crate) users: Vec<usize>,
     /// How many orders each of its customers sends, which are to be executed once.
     pub(crate) customers: Vec<usize>,
-    /// Whether it tells of releases and listens for them.
-    pub(crate) wake_ups: bool,
     /// How long it goes without asking at most while it listens.
     pub(crate) poll_interval: Duration,
 }
@@ -128,7 +126,6 @@ impl Plan {
                 renews: rng.u8(..3) > 0,
                 users: (0..rng.usize(1..=2)).map(|_| rng.usize(3..=8)).collect(),
                 customers: Vec::new(),
-                wake_ups: true,
                 poll_interval: Duration::ZERO,
             })
             .collect();
@@ -155,7 +152,6 @@ impl Plan {
         }
         let wake_ups = WakeUpPlan::draw(&mut rng);
         for process in &mut processes {
-            process.wake_ups = rng.u8(..6) > 0;
             process.poll_interval = ms(rng.u64(50..=250));
         }
         Self {

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
 use tower_redlock::protocol::{LockKeys, Namespace};
 use tower_redlock::test_util::{SimEnv, SimNetwork, Traces};
-use tower_redlock::{Drained, LockGuard, Redlock, RestartGuard};
+use tower_redlock::{Drained, LockGuard, Redlock, RestartGuard, Retry};
 
 use crate::history::{History, LeaseId};
 use crate::network::{Line, Network};
@@ -93,8 +93,7 @@ impl Process {
             .ttl(MAX_TTL)
             .node_timeout(NODE_TIMEOUT)
             .renew(plan.processes[index].renews)
-            .wake_ups(plan.processes[index].wake_ups)
-            .poll_interval(plan.processes[index].poll_interval)
+            .retry(Retry::default().poll_interval(plan.processes[index].poll_interval))
             .restart_guard(RestartGuard::Off)
             .traces(&traces)
             .build()

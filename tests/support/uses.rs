@@ -142,7 +142,7 @@ pub async fn why_unreachable(builder: RedlockBuilder) -> String {
 /// Polls so rarely that a waiter that is granted in time was notified.
 pub fn polls_rarely(builder: RedlockBuilder) -> RedlockBuilder {
     let retry = Retry::new(Duration::from_millis(10), HOUR);
-    builder.retry(retry).poll_interval(HOUR)
+    builder.retry(retry.poll_interval(HOUR))
 }
 
 /// Longer than any step, and short enough for a restart guard that a test can wait for.

@@ -20,7 +20,7 @@ fn built(config: RedlockConfig) -> String {
 #[test]
 fn every_variable_is_the_setting_of_its_name() {
     let secs = Duration::from_secs;
-    let cases: [(&str, &str, RedlockBuilder); 15] = [
+    let cases: [(&str, &str, RedlockBuilder); 13] = [
         (
             "REDLOCK_NAMESPACE",
             "shop",
@@ -43,16 +43,6 @@ fn every_variable_is_the_setting_of_its_name() {
             Redlock::builder().connect_timeout(secs(2)),
         ),
         ("REDLOCK_WAIT", "0s", Redlock::builder().wait(secs(0))),
-        (
-            "REDLOCK_WAKE_UPS",
-            "false",
-            Redlock::builder().wake_ups(false),
-        ),
-        (
-            "REDLOCK_POLL_INTERVAL",
-            "1s",
-            Redlock::builder().poll_interval(secs(1)),
-        ),
         (
             "REDLOCK_MAX_HOLD",
             "1h",
@@ -211,7 +201,7 @@ fn error_of_build_names_the_setting_that_code_or_a_file_chose() {
 #[test]
 fn config_is_deserialized_from_the_names_of_the_settings() {
     let json = r#"{
-        "urls": ["redis://10.0.0.1"], "namespace": "shop", "ttl": "5s", "wake_ups": false,
+        "urls": ["redis://10.0.0.1"], "namespace": "shop", "ttl": "5s", "renew": false,
         "restart_guard": "30s", "max_waiters": 7
     }"#;
     let parse = |json: &str| serde_json::from_str::<RedlockConfig>(json);
@@ -219,7 +209,7 @@ fn config_is_deserialized_from_the_names_of_the_settings() {
         ("REDLOCK_URLS", "redis://10.0.0.1"),
         ("REDLOCK_NAMESPACE", "shop"),
         ("REDLOCK_TTL", "5s"),
-        ("REDLOCK_WAKE_UPS", "false"),
+        ("REDLOCK_RENEW", "false"),
         ("REDLOCK_RESTART_GUARD", "30s"),
         ("REDLOCK_MAX_WAITERS", "7"),
     ]);
@@ -268,8 +258,10 @@ fn groups_have_semicolons_between_them_and_perhaps_names() {
     let expected = Redlock::builder()
         .urls(["redis://a1?x=1", "redis://a2"])
         .moving_to([
-            ("north", vec!["redis://a1?x=1", "redis://a2"]),
-            ("south", vec!["redis://:p=w@b1"]),
+            NodeGroup::new()
+                .name("north")
+                .urls(["redis://a1?x=1", "redis://a2"]),
+            NodeGroup::new().name("south").urls(["redis://:p=w@b1"]),
         ]);
     assert_eq!(built(config.unwrap()), format!("{expected:?}"));
     let one = read(&[("REDLOCK_URLS", "eu=redis://a1")]).unwrap();

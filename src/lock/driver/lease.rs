@@ -341,7 +341,6 @@ impl Driver {
         let phase = self.votes.next_phase();
         debug_assert_eq!(phase, request.number, "each request is sent");
         let spec = &self.state.spec;
-        let publishes = request.publishes && spec.cluster.settings.wake_ups;
         let gone_at = self.instant(request.gone_at);
         let until = match request.op {
             Op::Release => {
@@ -356,7 +355,7 @@ impl Driver {
             owner: self.owner.clone(),
             op: request.op,
         };
-        let packet = Packet::new(command, publishes, until);
+        let packet = Packet::new(command, request.publishes, until);
         // This task is the only one that submits for this owner, and a lane keeps the order: on each node, the release
         // follows what it releases.
         for node in request.nodes.iter() {

@@ -315,23 +315,6 @@ impl Permit {
         self.places.iter().for_each(|place| place.unsubscribe());
     }
 
-    /// Returns how long local callers have acquired the keys in a row; the longest time if there are several keys.
-    pub(crate) fn run(&self) -> Duration {
-        let runs = self.places.iter().map(|place| {
-            let mut callers = place.callers.lock();
-            let began = callers.run_began.get_or_insert_with(Instant::now);
-            began.elapsed()
-        });
-        runs.max().unwrap_or_default()
-    }
-
-    /// Ends the run of local callers, because other processes go first.
-    pub(crate) fn end_run(&self) {
-        for place in self.places.iter() {
-            place.callers.lock().run_began = None;
-        }
-    }
-
     /// Sets the lease that is held with this permit, and the task that requested it.
     pub(crate) fn set_holder(&self, holder: &Arc<LockState>, task: Option<task::Id>) {
         for place in self.places.iter() {

@@ -77,8 +77,6 @@ pub(super) struct Callers {
     /// The last caller that went without a lock, and the number of such callers.
     failed: (u64, Option<Failed>),
     pub(super) memo: Option<Memo>,
-    /// The time since which local callers acquire the key in a row.
-    pub(super) run_began: Option<Instant>,
 }
 
 /// A caller that has permits of a place.
@@ -211,9 +209,6 @@ impl Place {
         let mut admitted = callers.admitted.iter();
         let position = admitted.position(|one| one.caller == caller)?;
         callers.changes += 1;
-        if !self.is_waited_for() {
-            callers.run_began = None;
-        }
         // With its slot, which others may choose from now on. A caller that is still on the list keeps its own, so two that
         // have permits never choose the same.
         Some(callers.admitted.swap_remove(position).permits)

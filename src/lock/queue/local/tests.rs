@@ -98,21 +98,6 @@ async fn is_held_by_own_task_in_the_task_of_a_holder_that_is_not_about_to_releas
     assert_eq!(task.await.unwrap(), [true, false, false, false]);
 }
 
-/// A caller of `x` and `y` waits for `x`, and has only entered the place of `y`.
-#[tokio::test(start_paused = true)]
-async fn place_that_a_caller_has_only_entered_is_as_if_there_were_none() {
-    let queue = Arc::new(LocalQueue::default());
-    let _x = queue.try_acquire(&keys(&["x"]), Access::Exclusive).unwrap();
-    let both = keys(&["x", "y"]);
-    let mut waiting = tokio_test::task::spawn(acquire(&queue, &both));
-    tokio_test::assert_pending!(waiting.poll());
-    for _ in 0..2 {
-        let y = queue.try_acquire(&keys(&["y"]), Access::Exclusive).unwrap();
-        assert_eq!(y.run(), Duration::ZERO, "a run of an earlier caller");
-        tokio::time::advance(Duration::from_secs(1)).await;
-    }
-}
-
 #[tokio::test]
 async fn set_that_waits_keeps_no_permit_until_it_was_too_late_for_some_rounds() {
     let queue = Arc::new(LocalQueue::default());
