@@ -305,10 +305,10 @@ impl Responder {
                 }
                 return self.replay(&record).await;
             }
-            Denied::Lock(error) => self.not_executed(error),
+            Denied::Lock(error) => not_executed(error),
             Denied::Lost(reason) => Rejection::Lost(reason),
             // Not decided yet, so the client may retry.
-            Denied::Decided(Decided::Undecided) => self.in_progress(),
+            Denied::Decided(Decided::Undecided) => Rejection::InProgress,
             Denied::Decided(Decided::OtherRequest) => Rejection::KeyReused,
             Denied::Decided(Decided::Unknown) => Rejection::OutcomeUnknown,
             Denied::Decided(Decided::Conflicting) => {
@@ -341,21 +341,17 @@ impl Responder {
                     let what = format!("a recorded response is unreadable: {why}");
                     Rejection::Misconfigured(KeyError::misconfigured(what))
                 }
-                Err(error) => self.not_executed(error),
+                Err(error) => not_executed(error),
             },
         )
     }
+}
 
-    /// Converts an error of the lock under which a request is executed.
-    fn not_executed(&self, error: LockError) -> Rejection {
-        match error {
-            LockError::Contended { .. } => self.in_progress(),
-            error => error.into(),
-        }
-    }
-
-    fn in_progress(&self) -> Rejection {
-        Rejection::InProgress
+/// Converts an error of the lock under which a request is executed.
+fn not_executed(error: LockError) -> Rejection {
+    match error {
+        LockError::Contended { .. } => Rejection::InProgress,
+        error => error.into(),
     }
 }
 

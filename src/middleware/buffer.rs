@@ -84,7 +84,7 @@ impl<S> Layer<S> for BufferBodyLayer {
     }
 }
 
-/// Middleware that reads a request's body before it passes the request on.
+/// Middleware that reads a request's body before it passes the request on, as a `ReadBody<Empty<Bytes>>`.
 ///
 /// Created by [`BufferBodyLayer`](crate::BufferBodyLayer), which has an example.
 #[derive(Debug, Clone)]

@@ -64,7 +64,7 @@ fn keys_of(extractor: &impl KeyExtractor, user: Option<&'static str>) -> Option<
 }
 
 #[test]
-fn key_extension_optional_is_missing_in_every_combinator() {
+fn key_optional_extension_is_missing_in_every_combinator() {
     let user = || key::optional_extension::<UserId>(|user| user.0);
     let device = || key::query("device");
     let some = |key: LockKey| Some(LockKeys::from(key));

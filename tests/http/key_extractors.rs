@@ -209,7 +209,7 @@ async fn key_extension_without_the_extension_is_misconfigured_and_names_the_type
 }
 
 #[tokio::test(start_paused = true)]
-async fn key_extension_optional_without_the_extension_is_missing() {
+async fn key_optional_extension_without_the_extension_is_missing() {
     let service = Service::new();
     let by_user = || key::optional_extension::<User>(User::name);
     let app = router().layer(service.layer(("user", by_user())));
