@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use support::{Cluster, MonitorLog, RedisServer, polls_rarely, wait_until};
+use support::{Cluster, RedisServer, polls_rarely, wait_until};
 use tokio::runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
