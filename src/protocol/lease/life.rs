@@ -367,9 +367,13 @@ impl Lease {
     }
 
     pub(super) fn on_dropped(&mut self, publishes: bool, effect: Effect, now: Duration) {
-        // A repair is over, and a recording goes on without its holder.
-        let is_repairing = matches!(self.stage, LifeStage::Recording(_)) && !self.is_begun;
-        if is_repairing || self.is_acquiring() {
+        let is_granted = match self.stage {
+            LifeStage::Acquiring(_) => false,
+            // Or a repair. A recording goes on without its holder.
+            LifeStage::Recording(_) => self.is_begun,
+            LifeStage::Holding(_) | LifeStage::Releasing { .. } => true,
+        };
+        if !is_granted {
             // Publishes: an earlier release may not have been published, because this caller waited.
             return self.release(true, None, now);
         }
