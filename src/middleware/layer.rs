@@ -135,7 +135,8 @@ impl<D> RedlockLayer<D> {
         shared_methods(methods: impl IntoIterator<Item = Method>) =>
             shared_methods = Some(methods.into_iter().collect());
 
-        /// Lets up to `n` requests for a resource run at a time, between 1 and 64. Default: one.
+        /// Lets up to `n` requests for a resource run at a time, between 1 and 64. Default: one. Requests of other
+        /// [`methods`](Self::methods), such as GET, are not limited.
         ///
         /// One more is answered 429 `too-many-concurrent` with `Retry-After`, or waits with [`wait`](Self::wait). Each
         /// request holds one of `n` slots; see [`LockRequest::slots`](crate::LockRequest::slots). All layers for a resource
@@ -211,8 +212,9 @@ impl<D> RedlockLayer<D> {
         /// Sets what happens when the lock is lost. Default: [`OnLost::Abort`].
         on_lost(on_lost: OnLost) => on_lost = on_lost;
 
-        /// Sets the status of a refusal because of contention. Default: 423 Locked.
-        contended_status(contended_status: StatusCode) => contended_status = contended_status;
+        /// Sets the status of a refusal because of contention. Default: 423 Locked, also in place of a status that is no
+        /// error.
+        contended_status(contended_status: StatusCode) => contended_status = error_or_locked(contended_status);
 
         /// Sets the name of the kind of resource, for spans and metrics, which never show a key. Default:
         /// the first literal part of the key, or `unnamed`.
@@ -287,6 +289,14 @@ impl<S> Layer<S> for RedlockLayer<RunToCompletion> {
 
     fn layer(&self, inner: S) -> Self::Service {
         self.around(RunToCompletionService { inner })
+    }
+}
+
+/// Others would be told that they have what they asked for, or may not have a body.
+fn error_or_locked(status: StatusCode) -> StatusCode {
+    match status.is_client_error() || status.is_server_error() {
+        true => status,
+        false => StatusCode::LOCKED,
     }
 }
 

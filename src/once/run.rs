@@ -19,7 +19,6 @@ use crate::protocol::lease::{Decided, Effect};
 
 /// Result of [`ExecuteOnce::run`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Outcome<T> {
     /// This call executed the work.
     Executed(T),

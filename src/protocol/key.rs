@@ -322,9 +322,9 @@ impl fmt::Debug for LockKeys {
     }
 }
 
-impl From<LockKey> for LockKeys {
-    fn from(key: LockKey) -> Self {
-        Self(Few::One(key))
+impl<K: Into<LockKey>> From<K> for LockKeys {
+    fn from(key: K) -> Self {
+        Self(Few::One(key.into()))
     }
 }
 

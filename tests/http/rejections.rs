@@ -219,6 +219,11 @@ async fn rejection_sets_the_response_and_keeps_the_extension() {
     let (refused, _) = call(&conflict, post()).await;
     assert_eq!(refused.status(), StatusCode::CONFLICT);
     assert_eq!(code(&refused.map(Full::new)), "lock-contended");
+    for (status, sent) in [(204, 423), (101, 423), (302, 423), (400, 400), (503, 503)] {
+        let status = StatusCode::from_u16(status).unwrap();
+        let (refused, _) = call(&layer(&redlock).contended_status(status), post()).await;
+        assert_eq!(refused.status(), sent, "for {status}");
+    }
 
     let kinds = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&kinds);

@@ -346,15 +346,21 @@ impl KeyExtractor for &'static str {
     }
 }
 
-impl KeyExtractor for Arc<dyn KeyExtractor> {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        (**self).extract(parts)
-    }
+macro_rules! pointers {
+    ($($pointer:ident)+) => {$(
+        impl KeyExtractor for $pointer<dyn KeyExtractor> {
+            fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+                (**self).extract(parts)
+            }
 
-    fn describe(&self) -> Description {
-        (**self).describe()
-    }
+            fn describe(&self) -> Description {
+                (**self).describe()
+            }
+        }
+    )+};
 }
+
+pointers! { Arc Box }
 
 macro_rules! composite {
     ($($part:ident)+) => {
