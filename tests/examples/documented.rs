@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
-use support::{ChildProcess, example_path, free_port};
+use support::ChildProcess;
 
 use crate::{PATIENCE, has_curl, paste, paste_printed};
 
@@ -15,13 +15,9 @@ pub(crate) struct Example {
 
 impl Example {
     pub(crate) fn start(name: &str, envs: &[(&str, &str)]) -> Self {
-        let listen = format!("127.0.0.1:{}", free_port());
-        let envs = [envs, &[("LISTEN", listen.as_str())]].concat();
-        let process = ChildProcess::start(example_path(name), &[], &envs);
-        process.wait_for_line("Ctrl-C stops it", PATIENCE);
-        let address = format!("Listening on http://{listen}");
+        let (process, addr) = ChildProcess::serve(name, envs, "Ctrl-C stops it");
+        let address = format!("Listening on http://{addr}");
         assert!(process.stdout().contains(&address), "{}", process.stdout());
-        let addr = listen.parse().unwrap();
         Self { process, addr }
     }
 

@@ -1,27 +1,18 @@
 //! The example of the chapter "Kinds of locks" on three real servers: what its commands show.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use support::http::{Response, request};
-use support::{ChildProcess, Cluster, example_path, free_port};
+use support::{ChildProcess, Cluster, ms, quorum};
 use tokio::time::sleep;
 
 use crate::PATIENCE;
 
 fn start(cluster: &Cluster) -> (ChildProcess, SocketAddr) {
-    let listen = format!("127.0.0.1:{}", free_port());
     let urls = cluster.urls().join(",");
-    let envs = [
-        ("LISTEN", listen.as_str()),
-        ("REDLOCK_URLS", urls.as_str()),
-        ("REDLOCK_RESTART_GUARD", "off"),
-        ("REDLOCK_NODE_TIMEOUT", "500ms"),
-    ];
-    let server = ChildProcess::start(example_path("kinds_of_locks"), &[], &envs);
-    server.wait_for_line("listening on http://", PATIENCE);
-    (server, listen.parse().unwrap())
+    let envs = [&quorum(&urls)[..], &[("REDLOCK_NODE_TIMEOUT", "500ms")]].concat();
+    ChildProcess::serve("kinds_of_locks", &envs, "listening on http://")
 }
 
 /// Sends requests shortly after each other, while the earlier ones run.
@@ -32,7 +23,7 @@ async fn send_all(addr: SocketAddr, requests: &[(&'static str, &'static str)]) -
         running.push(tokio::spawn(async move {
             request(addr, method, target, &tenant, b"").await
         }));
-        sleep(Duration::from_millis(150)).await;
+        sleep(ms(150)).await;
     }
     let mut responses = Vec::new();
     for request in running {

@@ -23,16 +23,17 @@ mod testing_your_handlers;
 mod websocket;
 
 use std::io;
+use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
 use documented::Example;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use support::{ChildProcess, Cluster, example_path, free_port, not_run};
+use support::{ChildProcess, Cluster, example_path, ms, not_run, quorum, secs};
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = secs(20);
 
 /// How the answers begin that examples show in their headers.
 const ANSWERS: [&str; 3] = ["{", "done", "redlock_"];
@@ -77,11 +78,8 @@ fn has_curl() -> bool {
 }
 
 fn quickstart(envs: &[(&str, &str)]) -> (ChildProcess, String) {
-    let listen = format!("127.0.0.1:{}", free_port());
-    let envs = [envs, &[("LISTEN", listen.as_str())]].concat();
-    let server = ChildProcess::start(example_path("quickstart"), &[], &envs);
-    server.wait_for_line("Ctrl-C stops it", PATIENCE);
-    (server, format!("http://{listen}"))
+    let (server, addr) = ChildProcess::serve("quickstart", envs, "Ctrl-C stops it");
+    (server, format!("http://{addr}"))
 }
 
 #[test]
@@ -164,16 +162,8 @@ fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
     if !has_curl() {
         return;
     }
-    let listen = format!("127.0.0.1:{}", free_port());
-    let envs = [("LISTEN", listen.as_str())];
-    let server = ChildProcess::start(example_path("fenced_writes"), &[], &envs);
-    server.wait_for_line("Ctrl-C stops it", PATIENCE);
-    let said = server.stdout();
-    let lines = said.lines().map(str::trim);
-    let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
     let source = include_str!("../../examples/database/fenced_writes.rs");
-    let (documented, promised) = documented_curl_lines(source, &listen);
-    assert_eq!(lines, documented);
+    let (_server, _addr, lines, promised) = with_curl_lines("fenced_writes", source);
 
     let answers: Vec<Value> = lines
         .iter()
@@ -185,7 +175,7 @@ fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
         assert_eq!(answer.to_string(), promised);
     }
 
-    let again = body(&paste(lines[0]));
+    let again = body(&paste(&lines[0]));
     let newer = again["fencing_token"].to_string();
     assert_eq!(
         (again["balance"].as_u64(), newer > token),
@@ -210,20 +200,11 @@ async fn transfers_in_both_directions_lose_no_money() {
     if !has_curl() {
         return;
     }
-    let listen = format!("127.0.0.1:{}", free_port());
-    let envs = [("LISTEN", listen.as_str())];
-    let server = ChildProcess::start(example_path("transfer"), &[], &envs);
-    server.wait_for_line("Ctrl-C stops it", PATIENCE);
-    let said = server.stdout();
-    let lines = said.lines().map(str::trim);
-    let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
     let source = include_str!("../../examples/transfer.rs");
-    let (documented, promised) = documented_curl_lines(source, &listen);
-    assert_eq!(lines, documented);
+    let (_server, addr, lines, promised) = with_curl_lines("transfer", source);
     for (line, promised) in lines.iter().zip(promised) {
         assert_eq!(paste_printed(line).trim_end(), promised);
     }
-    let addr = listen.parse().unwrap();
     let transfers = (0..20).map(|number| {
         let (from, to) = [("alice", "bob"), ("bob", "alice")][number % 2];
         let transfer = format!(r#"{{"from":"{from}","to":"{to}","amount":{number}}}"#);
@@ -260,16 +241,8 @@ fn the_curl_lines_of_metrics_show_the_outcome_of_every_request() {
     if !has_curl() {
         return;
     }
-    let listen = format!("127.0.0.1:{}", free_port());
-    let envs = [("LISTEN", listen.as_str())];
-    let server = ChildProcess::start(example_path("metrics"), &[], &envs);
-    server.wait_for_line("Ctrl-C stops it", PATIENCE);
-    let said = server.stdout();
-    let lines = said.lines().map(str::trim);
-    let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
     let source = include_str!("../../examples/metrics/metrics.rs");
-    let (documented, promised) = documented_curl_lines(source, &listen);
-    assert_eq!(lines, documented);
+    let (_server, _addr, lines, promised) = with_curl_lines("metrics", source);
     let answers: Vec<String> = lines.iter().map(|line| paste_printed(line)).collect();
     let answers = answers.iter().flat_map(|answer| answer.lines());
     let answers: Vec<_> = answers.map(without_latencies).collect();
@@ -283,6 +256,20 @@ fn without_latencies(answer: &str) -> String {
     let first = parts.next().into_iter();
     let rest = parts.map(|rest| rest.trim_start_matches(|digit: char| digit.is_ascii_digit()));
     first.chain(rest).collect()
+}
+
+/// Starts an example, which prints the commands of its header, and returns these and the answers there.
+fn with_curl_lines(
+    name: &str,
+    source: &'static str,
+) -> (ChildProcess, SocketAddr, Vec<String>, Vec<&'static str>) {
+    let (server, addr) = ChildProcess::serve(name, &[], "Ctrl-C stops it");
+    let said = server.stdout();
+    let lines = said.lines().map(str::trim);
+    let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
+    let (documented, promised) = documented_curl_lines(source, &addr.to_string());
+    assert_eq!(lines, documented);
+    (server, addr, documented, promised)
 }
 
 /// The commands in an example's header, and the answers that it shows below them.
@@ -300,10 +287,7 @@ fn documented_curl_lines(source: &'static str, listen: &str) -> (Vec<String>, Ve
 async fn quickstart_shares_locks_over_redis_nodes_and_reports_unreachable_nodes() {
     let mut cluster = Cluster::start(3);
     let urls = cluster.urls().join(",");
-    let envs = [
-        ("REDLOCK_URLS", urls.as_str()),
-        ("REDLOCK_RESTART_GUARD", "off"),
-    ];
+    let envs = quorum(&urls);
     let servers = [quickstart(&envs), quickstart(&envs)];
     let addr = |url: &str| url.strip_prefix("http://").unwrap().parse().unwrap();
     let [one, other] = [addr(&servers[0].1), addr(&servers[1].1)];
@@ -312,7 +296,7 @@ async fn quickstart_shares_locks_over_redis_nodes_and_reports_unreachable_nodes(
     let second = async {
         // As soon as the first has the lock.
         while cluster.lock_keys().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(ms(5)).await;
         }
         support::http::request(other, "POST", path, &[], b"").await
     };
@@ -346,10 +330,7 @@ async fn quickstart_shares_locks_over_redis_nodes_and_reports_unreachable_nodes(
 
 fn lock_without_http(cluster: &Cluster, args: &[&str]) -> ChildProcess {
     let urls = cluster.urls().join(",");
-    let envs = [
-        ("REDLOCK_URLS", urls.as_str()),
-        ("REDLOCK_RESTART_GUARD", "off"),
-    ];
+    let envs = quorum(&urls);
     ChildProcess::start(example_path("lock_without_http"), args, &envs)
 }
 
@@ -418,10 +399,7 @@ fn synchronous_service_prints_the_output_of_its_header() {
 fn synchronous_service_loses_no_deposit_over_servers() {
     let cluster = Cluster::start(3);
     let urls = cluster.urls().join(",");
-    let envs = [
-        ("REDLOCK_URLS", urls.as_str()),
-        ("REDLOCK_RESTART_GUARD", "off"),
-    ];
+    let envs = quorum(&urls);
     let deposits = ["alice=1"; 20];
     let service = example_path("synchronous_service");
     let mut process = ChildProcess::start(service, &deposits, &envs);
@@ -457,5 +435,5 @@ fn lock_without_http_waits_for_the_lock() {
         token.parse().unwrap()
     };
     assert!(token(&second) > token(&first));
-    cluster.wait_until_free_blocking(Duration::from_secs(1));
+    cluster.wait_until_free_blocking(secs(1));
 }

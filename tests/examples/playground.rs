@@ -3,12 +3,11 @@
 use std::env;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use support::http::{Response, request};
-use support::{ChildProcess, example_path, free_port};
+use support::{ChildProcess, example_path, free_port, ms};
 use tokio::time::{sleep, timeout};
 
 use crate::PATIENCE;
@@ -55,7 +54,7 @@ impl Playground {
                 if is_so(&state) {
                     return state;
                 }
-                sleep(Duration::from_millis(50)).await;
+                sleep(ms(50)).await;
             }
         });
         waited.await.unwrap_or_else(|_| panic!("in vain: {what}"))
@@ -209,7 +208,7 @@ async fn playground_that_is_killed_takes_its_servers_with_it() {
     playground.process.wait(PATIENCE);
     let ended = timeout(PATIENCE, async {
         while alive().count() > 0 || !servers_of(id).is_empty() {
-            sleep(Duration::from_millis(50)).await;
+            sleep(ms(50)).await;
         }
     });
     ended.await.expect("no server and no directory is left");

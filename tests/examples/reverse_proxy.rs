@@ -1,10 +1,10 @@
 //! `reverse_proxy`: what it lets through, what it replaces, and that it waits for nothing.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use http_body_util::BodyExt;
 use support::http::{Client, request};
+use support::ms;
 use tokio::time::{sleep, timeout};
 
 use crate::PATIENCE;
@@ -64,7 +64,7 @@ async fn reverse_proxy_streams_a_response_under_its_lock() {
             .status
             != 200
         {
-            sleep(Duration::from_millis(5)).await;
+            sleep(ms(5)).await;
         }
     };
     timeout(PATIENCE, free).await.unwrap();

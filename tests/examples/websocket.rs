@@ -1,9 +1,9 @@
 //! `websocket`: one editor per document, for as long as the socket is open and no longer.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
+use support::{assert_matches, ms};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
@@ -53,7 +53,7 @@ async fn websocket_document_has_one_editor_while_the_socket_is_open() {
 
     // Closed in order, it is free at once.
     first.close(None).await.unwrap();
-    assert!(matches!(next(&mut first).await, Message::Close(_)));
+    assert_matches!(next(&mut first).await, Message::Close(_));
     let mut second = open(example.addr, "7").await.unwrap();
     says(&mut second, "hello").await;
     assert_eq!(open(example.addr, "7").await.err(), Some(423));
@@ -63,7 +63,7 @@ async fn websocket_document_has_one_editor_while_the_socket_is_open() {
     let third = async {
         while let Err(status) = open(example.addr, "7").await {
             assert_eq!(status, 423);
-            sleep(Duration::from_millis(5)).await;
+            sleep(ms(5)).await;
         }
     };
     timeout(PATIENCE, third).await.unwrap();

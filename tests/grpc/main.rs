@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::HeaderMap;
-use support::ms;
+use support::{ms, secs, set_all};
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 use tonic::transport::server::TcpIncoming;
@@ -90,13 +90,7 @@ fn withdraw(account: &str, millis: u64) -> Request<WithdrawRequest> {
 }
 
 async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let waiting = async {
-        while !is_so() {
-            tokio::time::sleep(ms(2)).await;
-        }
-    };
-    let in_time = tokio::time::timeout(SOON, waiting).await;
-    assert!(in_time.is_ok(), "not {what} after {SOON:?}");
+    support::wait_until(what, SOON, is_so).await;
 }
 
 #[tokio::test]
@@ -162,9 +156,7 @@ async fn every_rejection_has_its_grpc_code() {
 #[tokio::test]
 async fn sequential_grpc_client_of_two_servers_is_never_refused() {
     let nodes = ScriptedNodes::new(3);
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Release, Gate::Slow(ms(5)));
-    }
+    set_all(&nodes, OpKind::Release, Gate::Slow(ms(5)));
     let one = Service::start(&redlock(&nodes), account()).await;
     let other = Service::start(&redlock(&nodes), account()).await;
     let mut clients = [one.client().await, other.client().await];
@@ -220,10 +212,10 @@ async fn lock_lost_during_a_grpc_call_aborts_it() {
 }
 
 /// Longer than any test; the ttl must free nothing here.
-const TTL: Duration = Duration::from_secs(60);
+const TTL: Duration = secs(60);
 
 /// Until when the lock of a call that has ended must be free.
-const SOON: Duration = Duration::from_secs(1);
+const SOON: Duration = secs(1);
 
 #[allow(warnings, reason = "generated")]
 mod bank {

@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::extract::Path;
 use axum::routing::any;
 use http::{Method, Request, StatusCode};
-use support::{Answer, Executed, ms, once, redlock, secs, set_all};
+use support::{Answer, Executed, ms, once, redlock, secs, set_all, three_nodes};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -57,8 +57,7 @@ async fn crowd(app: &Router) -> Vec<Answer> {
 #[tokio::test(start_paused = true)]
 async fn crowd_in_an_outage_gets_503_and_never_that_the_key_is_held() {
     for gate in [Gate::Never, Gate::Failing, Gate::Down] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = redlock(&nodes);
+        let (nodes, redlock) = three_nodes();
         for (name, app, _) in apps(&redlock) {
             (1..3).for_each(|node| nodes.set(node, gate));
             let began = Instant::now();

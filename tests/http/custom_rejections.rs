@@ -12,10 +12,9 @@ use futures_util::stream;
 use http::header::CONTENT_TYPE;
 use http::{Request, Response, StatusCode};
 use http_body_util::{Empty, Full};
-use support::{Answer, redlock};
+use support::{Answer, three_nodes};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::middleware::ReadBody;
-use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{
     BufferBodyLayer, FencingToken, IdempotencyKey, LockHandle, LockKey, LockKeys, LockResource,
     Locked, LockedRejection, Redlock, Rejection, RejectionResponse, RequestKind,
@@ -100,8 +99,7 @@ fn for_extractors(rejection: impl RejectionResponse) -> Extension<Arc<dyn Reject
 
 #[tokio::test(start_paused = true)]
 async fn rejection_in_the_extensions_answers_refusals_of_all_extractors() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let plain = app(&redlock);
     let dressed = plain.clone().layer(for_extractors(teapot));
     assert_eq!(send(&dressed, "/locked/7", "").await.body, "locked");

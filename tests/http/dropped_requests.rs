@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::Request;
 use http_body_util::BodyExt;
-use support::ms;
+use support::{ms, poll_times};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::protocol::message::{Command, Op, Reply};
@@ -15,7 +15,7 @@ use tower_redlock::{RedlockLayer, ReleaseAt};
 
 use crate::scripted_bodies::Step::{Data, Trailers, Wait};
 use crate::scripted_bodies::{
-    NODE_TIMEOUT, RELEASE, TICK, TTL, is_free, layer, ok, poll_times, post, redlock, stream,
+    NODE_TIMEOUT, RELEASE, TICK, TTL, is_free, layer, ok, post, redlock, stream,
 };
 
 /// Drops a request at every poll of its head and body, over all kinds of nodes, on which another owner has the key for
@@ -51,7 +51,7 @@ async fn drop_the_request_everywhere(
                 let response = service.oneshot(post()).await.unwrap();
                 response.into_body().collect().await.unwrap();
             });
-            let finished = poll_times(&mut serving, polls).await.is_some();
+            let finished = poll_times(&mut serving, polls, 3).await.is_some();
             drop(serving);
 
             let began = Instant::now();

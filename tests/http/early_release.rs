@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http::{HeaderName, Request, StatusCode};
 use http_body_util::BodyExt;
-use support::{Answer, ms, once, redlock, secs, set_all};
+use support::{Answer, ms, once, redlock, secs, set_all, three_nodes};
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -57,8 +57,7 @@ fn app(redlock: &Redlock, layer: RedlockLayer) -> Router {
 async fn release_frees_the_lock_and_the_handler_goes_on() {
     for on_lost in [OnLost::Abort, OnLost::Notify] {
         for release_at in [ReleaseAt::BodyEnd, ReleaseAt::ResponseHead] {
-            let nodes = ScriptedNodes::new(3);
-            let redlock = redlock(&nodes);
+            let (nodes, redlock) = three_nodes();
             let layer = layer(&redlock).on_lost(on_lost).release_at(release_at);
             let token = HeaderName::from_static("x-fencing-token");
             let app = app(&redlock, layer.expose_token(token.clone()));
@@ -76,8 +75,7 @@ async fn release_frees_the_lock_and_the_handler_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn release_frees_the_lock_of_a_handler_in_a_task_of_its_own() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let layer = layer(&redlock).on_disconnect(RunToCompletion);
     let app = Router::new()
         .route("/orders/{id}", post(early).layer(layer))
@@ -96,8 +94,7 @@ async fn release_lets_the_response_stream_without_the_lock() {
         });
         Body::from_stream(Box::pin(pieces))
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (_nodes, redlock) = three_nodes();
     let app: Router = Router::new().route("/orders/{id}", post(stream).layer(layer(&redlock)));
     let response = app.oneshot(request("/orders/7")).await.unwrap();
     let guard = redlock.try_lock(("order", 7)).await.unwrap();
@@ -110,8 +107,7 @@ async fn release_lets_the_response_stream_without_the_lock() {
 /// The nodes confirm late, and the handler does not wait for them.
 #[tokio::test(start_paused = true)]
 async fn response_waits_for_a_release_that_the_handler_has_not_awaited() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let handler = async |Extension(nodes): Extension<ScriptedNodes>, handle: LockHandle| {
         set_all(&nodes, OpKind::Release, Gate::Slow(ms(20)));
         assert!(futures_util::poll!(std::pin::pin!(handle.release())).is_pending());
@@ -144,8 +140,7 @@ async fn release_does_not_take_the_lock_from_an_extractor_or_another_layer() {
         assert!(handle.is_valid());
         "served"
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let app = Router::new()
         .route("/orders/{id}", post(handler))
         .route_layer(layer(&redlock))
@@ -175,8 +170,7 @@ async fn release_by_the_handle_of_a_guard_gives_up_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn release_leaves_the_lock_to_an_upgraded_guard_and_to_an_execution() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let upgraded = async |handle: LockHandle| {
         let guard = handle.upgrade().unwrap();
         assert_eq!(handle.release().await, Ok(Released::Shared));

@@ -6,7 +6,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router, debug_handler};
 use http::{Request, StatusCode};
 use serde::Deserialize;
-use support::{redlock, secs};
+use support::{redlock, secs, three_nodes};
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -20,8 +20,7 @@ use crate::shop::{AppState, OrderId, Transfer, send, ship, shop, until_free};
 
 #[tokio::test(start_paused = true)]
 async fn locked_calls_the_handler_under_the_lock_of_its_path() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let app = shop(&redlock);
     let (status, body) = send(&app, "POST", "/orders/7/ship").await;
     assert_eq!(status, StatusCode::OK);
@@ -36,8 +35,7 @@ async fn locked_calls_the_handler_under_the_lock_of_its_path() {
 
 #[tokio::test(start_paused = true)]
 async fn locked_refuses_a_held_lock_like_the_layer_without_calling_the_handler() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (_nodes, redlock) = three_nodes();
     let guard = redlock.try_lock(("order", "7")).await.unwrap();
     let (status, body) = send(&shop(&redlock), "POST", "/orders/07/ship").await;
     assert_eq!(status, StatusCode::LOCKED);
@@ -65,8 +63,7 @@ async fn locked_as_a_result_hands_the_rejection_to_the_handler() {
             Err(_) => "no order".to_owned(),
         }
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let handler = |locked: Result<Locked<Path<OrderId>>, LockedRejection<_>>| handler(locked);
     let app = Router::new()
         .route("/orders/{id}", post(handler))
@@ -85,8 +82,7 @@ async fn optional_locked_is_none_only_without_its_resource() {
     async fn handler(locked: Option<Locked<Extension<Transfer>>>) -> String {
         format!("{:?}", locked.map(|Locked(guard, _)| guard.keys().len()))
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let app = Router::new()
         .route("/", post(handler))
         .with_state(redlock.clone());
@@ -109,8 +105,7 @@ async fn lock_resource_sets_wait_and_ttl() {
     async fn transfer(Locked(guard, Query(_)): Locked<Query<Transfer>>) -> String {
         format!("{:?}", guard.valid_for() < secs(5))
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (_nodes, redlock) = three_nodes();
     let app = Router::new()
         .route("/transfer", post(transfer))
         .with_state(redlock.clone());
@@ -153,9 +148,7 @@ async fn lock_handle_without_a_lock_names_the_missing_layer() {
         assert!(error.to_string().contains(expected), "{error}");
     }
     assert_eq!(send(&layered, "POST", "/?id=7").await.0, StatusCode::OK);
-    for node in 0..2 {
-        nodes.set(node, Gate::Down);
-    }
+    (0..2).for_each(|node| nodes.set(node, Gate::Down));
     let Rejection::Misconfigured(error) = told(&layered, "POST", "/?id=8").await else {
         panic!("not misconfigured");
     };
@@ -249,8 +242,7 @@ async fn locked_takes_its_resource_from_the_state() {
     async fn handler(Locked(guard, State(_)): Locked<State<Report>>) -> String {
         format!("{:?}", guard.key())
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (_nodes, redlock) = three_nodes();
     let state = |report| ReportState {
         redlock: redlock.clone(),
         report: Report(report),
@@ -289,8 +281,7 @@ async fn health_router_reports_the_quorum_and_names_the_nodes() {
 
 #[tokio::test(start_paused = true)]
 async fn health_router_is_503_while_the_service_drains() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (_nodes, redlock) = three_nodes();
     let app = Router::new()
         .nest("/healthz", health_router(redlock.clone()))
         .nest("/admin", admin_router(redlock.clone()))

@@ -15,7 +15,9 @@ use axum::routing::{any, post};
 use futures_util::{StreamExt, stream};
 use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use support::{Answer, Executed, Log, keyed_request, redlock, users};
+use support::{
+    Answer, Executed, Log, keyed_request, ms, redlock, secs, three_nodes, three_nodes_with, users,
+};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
@@ -68,10 +70,7 @@ async fn key_form_field_inside_an_idempotency_layer_needs_the_buffer_with_or_wit
                         (*status, body.as_bytes())
                     );
                 }
-                None => assert_eq!(
-                    (answer.status.as_u16(), answer.code()),
-                    (500, "misconfigured")
-                ),
+                None => assert_eq!(answer.told(), (500, "misconfigured")),
             }
         }
     }
@@ -213,11 +212,7 @@ async fn buffer_body_layer_reads_a_body_without_a_length_up_to_its_limit() {
         let mut upload = keyed_request(Method::POST, "/users/bob", format!("k{chunks}").as_bytes());
         *upload.body_mut() = Body::from_stream(body.take(chunks));
         let answer = Answer::to(&app, upload).await;
-        assert_eq!(
-            (answer.status.as_u16(), answer.code()),
-            expected,
-            "{chunks}"
-        );
+        assert_eq!(answer.told(), expected, "{chunks}");
         assert!(read.load(Ordering::SeqCst) <= 10, "{read:?}");
     }
     assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (1, 1));
@@ -226,14 +221,8 @@ async fn buffer_body_layer_reads_a_body_without_a_length_up_to_its_limit() {
 /// Requests whose key the set-up cannot hold: the client learns that, the operator what to do about it.
 #[tokio::test(start_paused = true)]
 async fn rejection_tells_the_client_the_reason_and_the_log_the_remedy() {
-    let log = Log::default();
-    let _guard = log.subscribe();
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder()
-        .scripted(&nodes)
-        .namespace("")
-        .build()
-        .unwrap();
+    let (log, _guard) = Log::subscribed();
+    let (_nodes, redlock) = three_nodes_with(|builder| builder.namespace(""));
     let many = key::from_fn(|parts: &http::request::Parts| {
         let count = parts.headers.get("x-count")?.to_str().ok()?.parse().ok()?;
         Some(
@@ -259,10 +248,7 @@ async fn rejection_tells_the_client_the_reason_and_the_log_the_remedy() {
             .body(Body::empty())
             .unwrap();
         let refused = Answer::to(&app, request).await;
-        assert_eq!(
-            (refused.status.as_u16(), refused.code()),
-            (400, "key-invalid")
-        );
+        assert_eq!(refused.told(), (400, "key-invalid"));
         let told = String::from_utf8(refused.body.to_vec()).unwrap();
         for advice in [
             "namespace",
@@ -289,7 +275,7 @@ async fn rejection_tells_the_client_the_reason_and_the_log_the_remedy() {
 #[tokio::test(start_paused = true)]
 async fn truncated_or_late_body_is_refused_as_unreadable() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let late = RequestBodyTimeoutLayer::new(Duration::from_secs(1));
+    let late = RequestBodyTimeoutLayer::new(secs(1));
     let idempotent = users(&executed, once(&nodes));
     let locked = RedlockLayer::new(redlock(&nodes), ("user", key::path("name")));
     let buffered = Router::new().route(
@@ -312,11 +298,7 @@ async fn truncated_or_late_body_is_refused_as_unreadable() {
             *upload.body_mut() = Body::from_stream(begun);
             let refused = Answer::to(&app, upload).await;
             let told = String::from_utf8_lossy(&refused.body).into_owned();
-            assert_eq!(
-                (refused.status.as_u16(), refused.code()),
-                (status, "body-unreadable"),
-                "{told}"
-            );
+            assert_eq!(refused.told(), (status, "body-unreadable"), "{told}");
             assert!(
                 !told.contains("key") && !told.contains("as the test wants it"),
                 "{told}"
@@ -342,8 +324,7 @@ async fn truncated_or_late_body_is_refused_as_unreadable() {
 async fn idempotency_settings_out_of_range_log_the_value_used() {
     let nodes = ScriptedNodes::new(3);
     let said = |set: &dyn Fn(IdempotencyLayer) -> IdempotencyLayer| {
-        let log = Log::default();
-        let _guard = log.subscribe();
+        let (log, _guard) = Log::subscribed();
         let _layer = set(once(&nodes));
         log.text()
     };
@@ -373,16 +354,8 @@ async fn idempotency_settings_out_of_range_log_the_value_used() {
         }
     }
     for log in [
-        said(&|layer| {
-            layer
-                .retention(Duration::from_millis(1))
-                .max_response_body(1024 * 1024)
-        }),
-        said(&|layer| {
-            layer
-                .retention(Duration::from_secs(86_400))
-                .max_response_body(0)
-        }),
+        said(&|layer| layer.retention(ms(1)).max_response_body(1024 * 1024)),
+        said(&|layer| layer.retention(secs(86_400)).max_response_body(0)),
     ] {
         assert_eq!(log, "");
     }
@@ -391,16 +364,11 @@ async fn idempotency_settings_out_of_range_log_the_value_used() {
 /// What is printed of a thing is about that thing.
 #[tokio::test(start_paused = true)]
 async fn debug_of_public_types_shows_no_keys() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let held = redlock.lock("theirs").await.unwrap();
     let waiting = tokio::spawn(redlock.lock("theirs").into_future());
     tokio::task::yield_now().await;
-    let own = redlock
-        .lock("own")
-        .ttl(Duration::from_secs(7))
-        .await
-        .unwrap();
+    let own = redlock.lock("own").ttl(secs(7)).await.unwrap();
     let layer = RedlockLayer::new(redlock.clone(), ("thing", key::header("x-key")));
     let mut service = layer.layer(users(&Executed::default(), once(&nodes)));
     let future = Service::call(
@@ -429,7 +397,7 @@ async fn debug_of_public_types_shows_no_keys() {
         );
         assert!(shown.len() < 2_000, "{shown}");
     }
-    let request = format!("{:?}", redlock.lock("own").ttl(Duration::from_secs(7)));
+    let request = format!("{:?}", redlock.lock("own").ttl(secs(7)));
     assert!(
         request.contains("own") && request.contains("7s"),
         "{request}"
@@ -443,8 +411,7 @@ struct Caller(&'static str);
 
 #[tokio::test(start_paused = true)]
 async fn scope_from_a_missing_extension_is_misconfigured_unless_optional() {
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let name: fn(&Caller) -> &str = |caller| caller.0;
     let apps = [
@@ -471,11 +438,7 @@ async fn scope_from_a_missing_extension_is_misconfigured_unless_optional() {
                 }
                 let answer = Answer::to(&app, request).await;
                 let status = if expected.is_empty() { 200 } else { 500 };
-                assert_eq!(
-                    (answer.status.as_u16(), answer.code()),
-                    (status, expected),
-                    "{caller:?}"
-                );
+                assert_eq!(answer.told(), (status, expected), "{caller:?}");
                 assert!(!String::from_utf8_lossy(&answer.body).contains("Caller"));
             }
         }
@@ -508,7 +471,7 @@ async fn key_header_sent_twice_or_in_two_spellings_is_refused() {
             .header("x-thing-id", "a")
             .header(other, "b");
         let answer = Answer::to(&app, request.body(Body::empty()).unwrap()).await;
-        assert_eq!((answer.status.as_u16(), answer.code()), expected, "{other}");
+        assert_eq!(answer.told(), expected, "{other}");
     }
     let only = Request::post("/")
         .header("x_thing_id", "b")

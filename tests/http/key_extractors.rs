@@ -173,8 +173,7 @@ async fn key_host_requires_target_and_header_to_agree() {
 
 #[tokio::test(start_paused = true)]
 async fn key_extension_without_the_extension_is_misconfigured_and_names_the_type() {
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     let service = Service::new();
     let by_user = || key::extension::<User>(User::name);
     for missing_key in [OnMissingKey::Reject, OnMissingKey::Pass] {

@@ -5,6 +5,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use http::{HeaderName, HeaderValue, Request, StatusCode};
+use support::three_nodes_with;
 use tower::ServiceExt;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -82,9 +83,7 @@ impl Service {
     }
 
     pub(crate) fn in_namespace(namespace: &str) -> Self {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = Redlock::builder().scripted(&nodes).namespace(namespace);
-        let redlock = redlock.build().unwrap();
+        let (nodes, redlock) = three_nodes_with(|builder| builder.namespace(namespace));
         Self { nodes, redlock }
     }
 

@@ -3,14 +3,13 @@
 //! No request makes a layer panic, lock on an empty key, or call a handler without its lock.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::routing::{get, post};
 use http::header::COOKIE;
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use proptest::prelude::*;
-use support::{Log, subscribe};
+use support::{Log, ms, secs, subscribe};
 use tower::{Layer, ServiceExt};
 use tower_redlock::{
     IdempotencyLayer, KeyError, KeyExtractor, LockKey, LockKeys, OnMissingKey, key, scope,
@@ -71,9 +70,8 @@ async fn layer_with_a_constant_key_warns_once() {
     ];
     let service = Service::new();
     let warnings = |key: Arc<dyn KeyExtractor>| {
-        let log = Log::default();
-        let _guard = log.subscribe();
-        let layer = service.layer(key).max_hold(Duration::from_secs(1));
+        let (log, _guard) = Log::subscribed();
+        let layer = service.layer(key).max_hold(secs(1));
         let _clones = (layer.clone().layer(router()), layer);
         log.text()
     };
@@ -88,8 +86,7 @@ async fn layer_with_a_constant_key_warns_once() {
     for key in different {
         assert_eq!(warnings(key), "");
     }
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     let _public = IdempotencyLayer::new(service.redlock.clone(), scope::public());
     assert_eq!(log.text(), "");
 }
@@ -155,7 +152,7 @@ async fn lock_key_from_values_equals_the_key_of_the_extractor() {
         let response = app.clone().oneshot(to("/things/7")).await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
         drop((elsewhere, response));
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        tokio::time::sleep(ms(1)).await;
     }
 }
 

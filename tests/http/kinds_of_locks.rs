@@ -6,7 +6,7 @@ use axum::extract::Path;
 use axum::routing::{any, get};
 use http::{HeaderValue, Method, Request, StatusCode};
 use serde::Deserialize;
-use support::{Answer, Log, ms, redlock, secs};
+use support::{Answer, Log, assert_matches, ms, redlock, secs, three_nodes};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -150,10 +150,7 @@ async fn as_many_requests_as_allowed_run_at_a_time_and_one_more_is_answered_429(
     let body: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
     assert_eq!(body["code"], "too-many-concurrent");
     assert_eq!(body["status"], 429);
-    assert!(matches!(
-        refused.rejection,
-        Some(Rejection::TooManyConcurrent { .. })
-    ));
+    assert_matches!(refused.rejection, Some(Rejection::TooManyConcurrent { .. }));
     let mut slots: Vec<_> = answers
         .iter()
         .filter(|answer| answer.status == 200)
@@ -198,13 +195,9 @@ async fn impossible_numbers_of_slots_are_misconfigured() {
     let nodes = ScriptedNodes::new(3);
     for n in [0, 65] {
         let app = app(layer(&redlock(&nodes)).max_concurrent(n));
-        let log = Log::default();
-        let _logging = log.subscribe();
+        let (log, _logging) = Log::subscribed();
         let refused = send(&app, "POST", "/pages/7").await;
-        assert_eq!(
-            (refused.status.as_u16(), refused.code()),
-            (500, "misconfigured")
-        );
+        assert_eq!(refused.told(), (500, "misconfigured"));
         let log = log.text();
         assert!(log.contains("between 1 and 64"), "{log}");
     }
@@ -221,10 +214,7 @@ async fn no_quorum_is_503_for_readers_and_slots_too() {
         layer(&redlock(&nodes)).shared_methods([Method::POST]),
     ] {
         let refused = send(&app(layer), "POST", "/pages/7").await;
-        assert_eq!(
-            (refused.status.as_u16(), refused.code()),
-            (503, "lock-unavailable")
-        );
+        assert_eq!(refused.told(), (503, "lock-unavailable"));
     }
 }
 
@@ -292,8 +282,7 @@ async fn extractors_share_a_resource_or_bound_its_requests() {
 /// The lock of the layer, and an extractor for the same resource that wants another kind of lock.
 #[tokio::test(start_paused = true)]
 async fn an_extractor_shares_the_layers_lock_only_if_that_is_enough() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let alone = extractors(&redlock).route_layer(layer(&redlock).methods([Method::GET]));
     // A reader inside of a lock that is held alone needs no other one.
     assert_eq!(send(&alone, "GET", "/pages/7").await.status, StatusCode::OK);
@@ -306,8 +295,7 @@ async fn an_extractor_shares_the_layers_lock_only_if_that_is_enough() {
         send(&shared, "GET", "/pages/7").await.status,
         StatusCode::OK
     );
-    let log = Log::default();
-    let _logging = log.subscribe();
+    let (log, _logging) = Log::subscribed();
     let refused = send(&shared, "PUT", "/pages/7").await;
     assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);
     let log = log.text();
@@ -344,8 +332,7 @@ async fn a_reader_has_no_token_and_the_log_says_why() {
     let app = Router::new().route("/pages/{id}", any(fenced).layer(layer));
     let written = send(&app, "PUT", "/pages/7").await;
     assert_eq!(written.headers["x-token"].as_bytes(), &written.body[..]);
-    let log = Log::default();
-    let _logging = log.subscribe();
+    let (log, _logging) = Log::subscribed();
     let read = send(&app, "GET", "/pages/7").await;
     assert_eq!(read.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(read.headers.get("x-token"), None);
@@ -360,10 +347,7 @@ async fn slots_and_readers_in_one_layer_are_misconfigured() {
     let app = app(layer.shared_methods([Method::GET]));
     for method in ["GET", "PUT"] {
         let refused = send(&app, method, "/pages/7").await;
-        assert_eq!(
-            (refused.status.as_u16(), refused.code()),
-            (500, "misconfigured")
-        );
+        assert_eq!(refused.told(), (500, "misconfigured"));
     }
     assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
 }
@@ -382,9 +366,6 @@ async fn options_of_a_request_choose_its_kind_of_lock() {
     for slot in [one, other] {
         assert!(slot.body.starts_with(b"Some("), "{:?}", slot.body);
     }
-    assert_eq!(
-        (third.status.as_u16(), third.code()),
-        (429, "too-many-concurrent")
-    );
+    assert_eq!(third.told(), (429, "too-many-concurrent"));
     assert_eq!(send(&app, "GET", "/pages/7").await.body, "None false");
 }

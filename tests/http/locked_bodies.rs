@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
-use support::{Answer, ms, once, redlock, secs};
+use support::{Answer, ms, once, redlock, secs, three_nodes};
 use tokio::time::sleep;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -73,8 +73,7 @@ async fn locked_json_and_form_lock_what_the_body_names() {
 
 #[tokio::test(start_paused = true)]
 async fn locked_json_takes_the_lock_after_its_body_has_arrived() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (_nodes, redlock) = three_nodes();
     let app = app(&redlock);
     let pieces = stream::unfold(0, async |piece: usize| {
         sleep(secs(1)).await;
@@ -95,8 +94,7 @@ async fn locked_json_takes_the_lock_after_its_body_has_arrived() {
 
 #[tokio::test(start_paused = true)]
 async fn locked_json_is_refused_like_the_layer_and_takes_no_lock_for_a_bad_body() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let app = app(&redlock);
     for (content_type, body, status) in [
         (JSON, "{", StatusCode::BAD_REQUEST),
@@ -122,8 +120,7 @@ async fn locked_json_shares_the_lock_of_a_layer() {
     ) -> String {
         format!("{} of {}", guard.keys().len(), handles.to_vec().len())
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let layer = RedlockLayer::new(redlock.clone(), ("account", key::query("from")));
     let app = Router::new()
         .route("/", post(handler).layer(layer))
@@ -150,8 +147,7 @@ async fn optional_and_fallible_locked_json() {
             Err(_) => "other",
         }
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let app = Router::new()
         .route("/", post(optional).put(fallible))
         .with_state(AppState {
@@ -207,8 +203,7 @@ async fn locked_takes_extractors_of_the_program_with_their_options() {
     ) -> String {
         format!("{} {}", guard.keys().len(), lines.0.len())
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let app = Router::new()
         .route("/", post(handler))
         .with_state(AppState {
@@ -227,8 +222,7 @@ async fn locked_takes_extractors_of_the_program_with_their_options() {
 /// With `at_most_once`, a handler that may have been called is never called again.
 #[tokio::test(start_paused = true)]
 async fn request_whose_locked_json_is_refused_has_not_called_its_handler() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (_nodes, redlock) = three_nodes();
     let app = app(&redlock).layer(once(&redlock).at_most_once(true));
     let keyed = || {
         let mut request = transfer("a", "b");

@@ -10,7 +10,7 @@ use axum::{Extension, Router};
 use futures_util::FutureExt;
 use http::request::Parts;
 use http::{Request, StatusCode};
-use support::{Answer, Log, once, redlock, secs};
+use support::{Answer, Log, assert_matches, once, redlock, secs};
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{
@@ -27,8 +27,7 @@ fn request(method: &str, target: &str) -> Request<Body> {
 
 /// Sends a request twice, and returns the code of the refusals and the lines of the log.
 async fn refused_twice(app: &Router, target: &str) -> (&'static str, Vec<String>) {
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     let mut code = "";
     for _ in 0..2 {
         let answer = Answer::to(app, request("POST", target)).await;
@@ -94,8 +93,7 @@ async fn missing_scope_is_logged_once_with_the_part_that_was_looked_for() {
     let nodes = ScriptedNodes::new(3);
     let layer = IdempotencyLayer::new(redlock(&nodes), key::header("x-caller"));
     let app = Router::new().route("/", post(async || "served").layer(layer));
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     for _ in 0..2 {
         let mut request = request("POST", "/");
         let key = "8e03978e".parse().unwrap();
@@ -122,8 +120,7 @@ async fn misconfigured_key_is_logged_once_for_each_route_whatever_its_text() {
         .route("/shards/{id}", post(async || "served"))
         .route("/regions/{id}", post(async || "served"))
         .layer(layer);
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     for route in ["shards", "regions"] {
         for id in 0..40 {
             let request = request("POST", &format!("/{route}/{id}"));
@@ -207,7 +204,7 @@ async fn lock_that_a_handler_can_never_take_is_logged_once() {
 async fn lock_that_is_requested_again_by_its_own_task_is_logged_as_not_re_entrant() {
     async fn again(redlock: Extension<Redlock>) -> String {
         let refused = redlock.try_lock(("order", "7")).await.unwrap_err();
-        assert!(matches!(refused, LockError::Contended { .. }));
+        assert_matches!(refused, LockError::Contended { .. });
         refused.to_string()
     }
     let redlock = redlock(&ScriptedNodes::new(3));
@@ -215,8 +212,7 @@ async fn lock_that_is_requested_again_by_its_own_task_is_logged_as_not_re_entran
     let app = Router::new()
         .route("/orders/{id}", post(again).layer(layer))
         .layer(Extension(redlock.clone()));
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     for _ in 0..2 {
         let app = app.clone();
         let served =

@@ -11,7 +11,7 @@ use futures_util::stream;
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
-use support::ms;
+use support::{ms, secs, three_nodes};
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tower::limit::ConcurrencyLimit;
@@ -30,10 +30,9 @@ async fn answer(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
 #[tokio::test(start_paused = true)]
 async fn max_waiters_refuses_request_1001_and_waiters_hold_no_concurrency_permit() {
     const WAITERS: usize = 1_000;
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let (nodes, redlock) = three_nodes();
     let layer = RedlockLayer::new(redlock.clone(), key::query("id"));
-    let layer = layer.wait(Duration::from_secs(60)).max_waiters(WAITERS);
+    let layer = layer.wait(secs(60)).max_waiters(WAITERS);
     let service = layer.layer(ConcurrencyLimit::new(service_fn(answer), 1));
     let guard = redlock.lock("hot").await.unwrap();
     let call = |target| service.clone().oneshot(post(target));
@@ -67,7 +66,7 @@ async fn max_waiters_refuses_request_1001_and_waiters_hold_no_concurrency_permit
         served += 1;
     }
     assert_eq!(served, WAITERS - 1);
-    assert_eq!(redlock.drain(Duration::from_secs(1)).await.held, []);
+    assert_eq!(redlock.drain(secs(1)).await.held, []);
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
@@ -169,7 +168,7 @@ async fn requests_dropped_at_10000_instants_leave_no_lock_and_no_task() {
         }
     }
     assert!(done > REQUESTS / 10 && done < REQUESTS, "{done} were done");
-    let drained = redlock.drain(Duration::from_secs(1)).await;
+    let drained = redlock.drain(secs(1)).await;
     assert_eq!((drained.held, drained.unconfirmed), (vec![], vec![]));
     sleep(ms(10)).await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
@@ -180,8 +179,7 @@ async fn requests_dropped_at_10000_instants_leave_no_lock_and_no_task() {
 /// The same with handlers that run on; they end all the same.
 #[tokio::test(start_paused = true)]
 async fn run_to_completion_handlers_of_1000_dropped_requests_all_end() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let (nodes, redlock) = three_nodes();
     let counts = Arc::<Counts>::default();
     let layer = RedlockLayer::new(redlock.clone(), "hot").wait(ms(20));
     let service = layer.on_disconnect(RunToCompletion).layer(inner(&counts));
@@ -201,7 +199,7 @@ async fn run_to_completion_handlers_of_1000_dropped_requests_all_end() {
             Err(_) => gone_before += 1,
         }
     }
-    let drained = redlock.drain(Duration::from_secs(1)).await;
+    let drained = redlock.drain(secs(1)).await;
     assert_eq!((drained.held, drained.unconfirmed), (vec![], vec![]));
     assert_eq!(nodes.locks(), [0, 0, 0]);
     // That of the home.

@@ -13,13 +13,14 @@ use bytes::Bytes;
 use futures_util::poll;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
+use support::{ms, secs};
 use tokio::time::sleep;
 use tower::{Layer, Service};
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockBody, LockHandle, OnLost, Redlock, RedlockLayer, Rejection};
 
-const TTL: Duration = Duration::from_secs(1);
-const WAIT: Duration = Duration::from_secs(10);
+const TTL: Duration = secs(1);
+const WAIT: Duration = secs(10);
 
 type Plain = Full<Bytes>;
 
@@ -113,7 +114,7 @@ async fn on_lost_abort_answers_503_without_polling_the_handler_again() {
             let mut serving = pin!(service.call(request()));
             while seen.polls() == 0 {
                 assert!(poll!(&mut serving).is_pending(), "{what}");
-                sleep(Duration::from_millis(1)).await;
+                sleep(ms(1)).await;
             }
 
             let lock = seen.lock.lock().unwrap().take().unwrap();
@@ -140,7 +141,7 @@ async fn on_lost_notify_lets_a_handler_that_has_begun_answer() {
     let mut serving = pin!(service.call(request()));
     while seen.polls() == 0 {
         assert!(poll!(&mut serving).is_pending());
-        sleep(Duration::from_millis(1)).await;
+        sleep(ms(1)).await;
     }
 
     let lock = seen.lock.lock().unwrap().take().unwrap();
@@ -165,7 +166,7 @@ async fn layer_begins_no_handler_if_its_lock_is_lost_while_the_service_is_not_re
             let mut serving = pin!(service.call(request()));
             while nodes.locks() != [1, 1, 1] {
                 assert!(poll!(&mut serving).is_pending(), "{what}");
-                sleep(Duration::from_millis(1)).await;
+                sleep(ms(1)).await;
             }
             assert!(poll!(&mut serving).is_pending(), "{what}");
 
@@ -193,7 +194,7 @@ async fn layer_begins_no_handler_if_its_lock_is_lost_before_the_future_is_polled
         let mut serving = pin!(service.call(request()));
         for _ in 0..3 {
             assert!(poll!(&mut serving).is_pending(), "{what}");
-            sleep(Duration::from_millis(1)).await;
+            sleep(ms(1)).await;
         }
         elsewhere.release().await.unwrap();
         sleep(TTL / 2).await;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -13,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
-use support::{Answer, keyed_request, ms, once};
+use support::{Answer, keyed_request, ms, once, secs};
 use tokio::time::sleep;
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{
@@ -107,7 +106,7 @@ fn app(nodes: &ScriptedNodes) -> Router {
             Some("slow") => {}
             _ => return "done".into_response(),
         }
-        sleep(Duration::from_secs(60)).await;
+        sleep(secs(60)).await;
         "late".into_response()
     };
     Router::new().route("/", post(work))

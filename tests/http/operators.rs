@@ -9,7 +9,7 @@ use axum::{Extension, Router};
 use http::{HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use support::{Answer, redlock, secs};
+use support::{Answer, redlock, secs, three_nodes};
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -37,8 +37,7 @@ async fn json(app: &Router, method: &str, target: &str) -> (u16, Value) {
 
 #[tokio::test(start_paused = true)]
 async fn operators_see_the_health_and_the_state_of_a_key_and_free_it() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let app = admin(&redlock);
     let (status, health) = json(&app, "GET", "/admin").await;
     assert_eq!((status, &health["status"]), (200, &"ready".into()));
@@ -114,8 +113,7 @@ async fn operators_see_the_health_and_the_state_of_a_key_and_free_it() {
 
 #[tokio::test(start_paused = true)]
 async fn operators_see_what_each_node_knows_and_what_a_majority_does() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let once = redlock.once("report");
     once.run(async |_| Ok::<_, Infallible>(())).await.unwrap();
     (0..2).for_each(|node| nodes.wipe(node));
@@ -168,8 +166,7 @@ async fn operators_see_a_key_that_moves_in_both_of_its_groups() {
 /// The application's authentication goes around the router.
 #[tokio::test(start_paused = true)]
 async fn a_layer_around_the_router_of_operators_guards_all_of_it() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let for_operators =
         from_fn(async |request: axum::extract::Request, next: Next| {
             match request.headers().contains_key("authorization") {
@@ -386,8 +383,7 @@ async fn operators_see_what_this_process_holds_and_waits_for() {
 /// A script of another site can send a request of its own making only if the application's CORS rules allow its headers.
 #[tokio::test(start_paused = true)]
 async fn a_browser_frees_a_key_only_with_a_header_that_no_form_can_send() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (_nodes, redlock) = three_nodes();
     let app = admin(&redlock);
     for (name, value) in [
         ("origin", "https://evil.example"),

@@ -328,8 +328,7 @@ async fn lock_error_of_a_handler_that_only_the_operator_can_correct_is_logged() 
     let app = axum::Router::new()
         .route("/", axum::routing::post(handler))
         .with_state(redlock(&ScriptedNodes::new(3)));
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     let sent = Request::post("/").body(axum::body::Body::empty());
     let response = app.oneshot(sent.unwrap()).await.unwrap();
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);

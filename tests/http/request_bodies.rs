@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Path;
@@ -18,7 +17,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full, Limited, StreamBody};
 use proptest::prelude::*;
-use support::{Answer, redlock};
+use support::{Answer, redlock, secs};
 use tokio::sync::mpsc;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_redlock::middleware::ReadBody;
@@ -317,7 +316,7 @@ async fn slow_upload_holds_no_lock_and_no_concurrency_permit() {
     let ready = ServiceExt::<Request<Body>>::ready(&mut service).await;
     let slow = tokio::spawn(ready.unwrap().call(request_of_slow));
     pieces.send(Bytes::from_static(b"id=")).unwrap();
-    tokio::time::sleep(Duration::from_secs(3_600)).await;
+    tokio::time::sleep(secs(3_600)).await;
     assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
     let fast = request(Body::from("id=7")).unwrap();
     let ready = ServiceExt::<Request<Body>>::ready(&mut service).await;

@@ -105,8 +105,7 @@ async fn options_set_the_max_hold_of_one_request() {
 async fn options_with_a_ttl_over_max_ttl_are_misconfigured_and_logged_once() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let app = app(layer(&redlock).options(options));
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     for _ in 0..2 {
         let refused = send(&app, "POST", "/things/7?ttl=999").await;
         assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);

@@ -11,13 +11,14 @@ use futures_util::FutureExt;
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
+use support::{ms, secs, set_all, three_nodes_with};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockHandle, LockKeys, OnLost, Redlock, RedlockLayer, RunToCompletion};
 
-const WORK: Duration = Duration::from_secs(30);
-const TTL: Duration = Duration::from_secs(3);
+const WORK: Duration = secs(30);
+const TTL: Duration = secs(3);
 
 fn layer(nodes: &ScriptedNodes) -> RedlockLayer<RunToCompletion> {
     let redlock = Redlock::builder().scripted(nodes).ttl(TTL).build();
@@ -56,7 +57,7 @@ fn post() -> Request<()> {
 /// Waits in small steps, so that the paused clock stops soon after it is so.
 async fn until(is_so: impl Fn() -> bool) {
     while !is_so() {
-        sleep(Duration::from_millis(5)).await;
+        sleep(ms(5)).await;
     }
 }
 
@@ -64,7 +65,7 @@ async fn until(is_so: impl Fn() -> bool) {
 async fn run_to_completion_keeps_the_lock_until_the_handler_ends() {
     let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
     let service = layer(&nodes).layer(handler(&done));
-    let gone = timeout(Duration::from_secs(1), service.oneshot(post())).await;
+    let gone = timeout(secs(1), service.oneshot(post())).await;
     assert!(gone.is_err(), "the handler works for longer");
     let other = Redlock::builder()
         .scripted(&nodes)
@@ -72,7 +73,7 @@ async fn run_to_completion_keeps_the_lock_until_the_handler_ends() {
         .build()
         .unwrap();
     // Renewed several times meanwhile.
-    sleep(WORK - Duration::from_secs(2)).await;
+    sleep(WORK - secs(2)).await;
     assert!(other.try_lock("resource").await.is_err());
     until(|| done.load(Ordering::Relaxed)).await;
     until(|| nodes.locks() == [0, 0, 0]).await;
@@ -105,11 +106,9 @@ async fn run_to_completion_aborts_the_handler_of_a_lost_lock_unless_on_lost_is_n
             })
         };
         let service = layer(&nodes).on_lost(on_lost).layer(inner);
-        let gone = timeout(Duration::from_secs(1), service.oneshot(post())).await;
+        let gone = timeout(secs(1), service.oneshot(post())).await;
         assert!(gone.is_err());
-        for node in 0..3 {
-            nodes.set_for(node, OpKind::Confirm, Gate::Failing);
-        }
+        set_all(&nodes, OpKind::Confirm, Gate::Failing);
         sleep(WORK).await;
         assert_eq!(done.load(Ordering::Relaxed), expected, "{on_lost:?}");
         assert_eq!(nodes.locks(), [0, 0, 0]);
@@ -120,9 +119,7 @@ async fn run_to_completion_aborts_the_handler_of_a_lost_lock_unless_on_lost_is_n
 async fn run_to_completion_answers_503_for_a_lost_lock() {
     let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
     let service = layer(&nodes).layer(handler(&done));
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Confirm, Gate::Failing);
-    }
+    set_all(&nodes, OpKind::Confirm, Gate::Failing);
     let response = service.oneshot(post()).await.unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     sleep(2 * WORK).await;
@@ -132,18 +129,14 @@ async fn run_to_completion_answers_503_for_a_lost_lock() {
 /// The inner layer's second key is new, its first is shared with the outer layer, which cancels.
 #[tokio::test(start_paused = true)]
 async fn run_to_completion_keeps_locks_shared_with_an_outer_layer() {
-    let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
-    let redlock = Redlock::builder()
-        .scripted(&nodes)
-        .ttl(TTL)
-        .build()
-        .unwrap();
+    let done = Arc::default();
+    let (nodes, redlock) = three_nodes_with(|builder| builder.ttl(TTL));
     let both = |_: &Parts| ["a", "b"].into_iter().collect::<LockKeys>();
     let inner = RedlockLayer::new(redlock.clone(), both).on_disconnect(RunToCompletion);
     let service = (RedlockLayer::new(redlock, "a"), inner).layer(handler(&done));
-    let gone = timeout(Duration::from_secs(1), service.oneshot(post())).await;
+    let gone = timeout(secs(1), service.oneshot(post())).await;
     assert!(gone.is_err());
-    sleep(WORK - Duration::from_secs(2)).await;
+    sleep(WORK - secs(2)).await;
     assert_eq!(nodes.locks(), [2, 2, 2]);
     until(|| done.load(Ordering::Relaxed)).await;
     until(|| nodes.locks() == [0, 0, 0]).await;
@@ -165,7 +158,7 @@ async fn run_to_completion_drops_requests_without_a_lock() {
     let service = layer(&nodes).layer(handler(&done));
     let mut get = post();
     *get.method_mut() = Method::GET;
-    let gone = timeout(Duration::from_secs(1), service.oneshot(get)).await;
+    let gone = timeout(secs(1), service.oneshot(get)).await;
     assert!(gone.is_err());
     sleep(2 * WORK).await;
     assert!(!done.load(Ordering::Relaxed));
@@ -173,15 +166,11 @@ async fn run_to_completion_drops_requests_without_a_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn drain_waits_for_run_to_completion_handlers() {
-    let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
-    let redlock = Redlock::builder()
-        .scripted(&nodes)
-        .ttl(TTL)
-        .build()
-        .unwrap();
+    let done = Arc::default();
+    let (_nodes, redlock) = three_nodes_with(|builder| builder.ttl(TTL));
     let layer = RedlockLayer::new(redlock.clone(), "resource").on_disconnect(RunToCompletion);
     let service = layer.layer(handler(&done));
-    let gone = timeout(Duration::from_secs(1), service.oneshot(post())).await;
+    let gone = timeout(secs(1), service.oneshot(post())).await;
     assert!(gone.is_err());
     let drained = redlock.drain(2 * WORK).await;
     assert!(done.load(Ordering::Relaxed) && drained.held.is_empty());

@@ -16,7 +16,6 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use support::ms;
-use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep};
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -316,23 +315,4 @@ pub(crate) fn lose(nodes: &ScriptedNodes) {
 pub(crate) fn code(response: &Response<impl Body>) -> &'static str {
     let rejection = response.extensions().get::<Rejection>();
     rejection.map_or("none", Rejection::code)
-}
-
-/// Polls a future so many times; between polls the other tasks get a turn, and now and then 10 ms
-/// pass, of which all delays of nodes, handler and body are multiples.
-pub(crate) async fn poll_times<F: Future + Unpin>(
-    future: &mut F,
-    times: usize,
-) -> Option<F::Output> {
-    for poll in 0..times {
-        if let Poll::Ready(output) = futures_util::poll!(&mut *future) {
-            return Some(output);
-        }
-        if poll % 3 == 2 {
-            sleep(ms(10)).await;
-        } else {
-            yield_now().await;
-        }
-    }
-    None
 }

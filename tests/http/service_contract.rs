@@ -18,6 +18,7 @@ use futures_util::future::join_all;
 use futures_util::poll;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
+use support::{assert_matches, ms, secs};
 use tokio::time::{sleep, timeout};
 use tower::buffer::{Buffer, BufferLayer};
 use tower::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
@@ -30,11 +31,11 @@ use tower_redlock::{
 };
 
 /// How long the probe works on a request, and how long a request may wait for its lock.
-const WORK: Duration = Duration::from_millis(20);
-const WAIT: Duration = Duration::from_secs(10);
+const WORK: Duration = ms(20);
+const WAIT: Duration = secs(10);
 
 /// More than all requests of a test take one after the other; beyond it they block each other.
-const DEADLOCK: Duration = Duration::from_secs(60);
+const DEADLOCK: Duration = secs(60);
 
 type Plain = Full<Bytes>;
 type Stack = BoxCloneSyncService<Request<Plain>, Response<LockBody<Plain>>, BoxError>;
@@ -311,7 +312,7 @@ async fn lock_granted_before_readiness_is_kept_until_the_service_is_ready() {
         sleep(WORK).await;
     }
     let refused = redlock.try_lock("a").await;
-    assert!(matches!(refused, Err(LockError::Contended { .. })));
+    assert_matches!(refused, Err(LockError::Contended { .. }));
 
     drop(busy);
     let response = asking.await.unwrap();

@@ -1,7 +1,6 @@
 //! Layers and extractors that lock for one request: shared keys, tokens per key, and no deadlock.
 
 use std::convert::Infallible;
-use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::middleware::{Next, from_fn};
@@ -10,7 +9,7 @@ use axum::{Router, debug_handler};
 use http::request::Parts;
 use http::{Method, StatusCode};
 use serde::Deserialize;
-use support::{redlock, secs};
+use support::{ms, redlock, secs, three_nodes};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -34,8 +33,7 @@ async fn locked_shares_the_lock_of_a_layer_with_the_same_key() {
         assert!(handle.is_valid());
         "shared".to_owned()
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let by_order = key::typed_path::<OrderId>();
     let app = Router::new()
         .route("/orders/{id}", post(handler))
@@ -64,8 +62,7 @@ async fn locked_takes_only_keys_that_the_request_does_not_hold() {
         assert_eq!(guard.keys(), [LockKey::from(("account", "b"))]);
         format!("{held}")
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let app = Router::new()
         .route("/transfer", post(handler))
         .route_layer(RedlockLayer::new(
@@ -128,8 +125,7 @@ async fn locked_does_not_share_a_lost_lock() {
     async fn handler(_: SlowBody, Locked(guard, _): Locked<Path<OrderId>>) -> String {
         format!("{}", guard.is_valid())
     }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));
     let app = Router::new()
         .route("/orders/{id}", post(handler))
@@ -158,10 +154,9 @@ async fn locked_does_not_share_the_same_key_of_another_redlock() {
 /// Two routes that take the same two keys in opposite orders, with a wait for each.
 #[tokio::test(start_paused = true)]
 async fn nested_layers_in_opposite_orders_do_not_deadlock() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let layer = |key: &'static str| RedlockLayer::new(redlock.clone(), key).wait(secs(3));
-    let handler = || async { sleep(Duration::from_millis(100)).await };
+    let handler = || async { sleep(ms(100)).await };
     let app = Router::new()
         .route("/ab", post(handler).layer((layer("a"), layer("b"))))
         .route("/ba", post(handler).layer((layer("b"), layer("a"))));
@@ -221,9 +216,7 @@ async fn lock_handle_is_none_when_only_an_outer_layer_locked() {
     assert_eq!(send(&app, "POST", "/").await.1, "None");
     assert_eq!(send(&app, "GET", "/?id=7").await.1, "None");
     assert_eq!(send(&app, "POST", "/skipped?id=7").await.1, "None");
-    for node in 0..3 {
-        nodes.set(node, Gate::Down);
-    }
+    (0..3).for_each(|node| nodes.set(node, Gate::Down));
     assert_eq!(send(&app, "POST", "/?id=7").await.1, "None");
 }
 
@@ -233,10 +226,10 @@ async fn nested_layers_of_two_services_in_opposite_orders_do_not_deadlock() {
     let (one, other) = (Redlock::in_memory(3), Redlock::in_memory(3));
     let a = RedlockLayer::new(one, "a").wait(secs(30));
     let b = RedlockLayer::new(other, "b").wait(secs(30));
-    let handler = || async { sleep(Duration::from_millis(100)).await };
+    let handler = || async { sleep(ms(100)).await };
     // Both have their first lock before either asks for its second.
     let between = from_fn(async |request: axum::extract::Request, next: Next| {
-        sleep(Duration::from_millis(10)).await;
+        sleep(ms(10)).await;
         next.run(request).await
     });
     let app = Router::new()

@@ -1,7 +1,5 @@
 //! A shop whose handlers lock orders and accounts.
 
-use std::time::Duration;
-
 use axum::body::Body;
 use axum::extract::{FromRef, Path};
 use axum::response::{IntoResponse, Response};
@@ -10,7 +8,7 @@ use axum::{Router, debug_handler};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde::Deserialize;
-use support::secs;
+use support::{ms, secs};
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
@@ -67,7 +65,7 @@ pub(crate) async fn text(response: Response) -> (StatusCode, String) {
 /// Waits until no node holds a lock: what is dropped is released in the background.
 pub(crate) async fn until_free(nodes: &ScriptedNodes) {
     while nodes.locks().iter().any(|locks| *locks > 0) {
-        sleep(Duration::from_millis(1)).await;
+        sleep(ms(1)).await;
     }
 }
 

@@ -19,13 +19,12 @@ use bytes::Bytes;
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use nix::sys::signal::Signal;
-use support::{ChildProcess, http};
-use tokio::net::TcpListener;
+use support::{ChildProcess, http, ms, secs};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::{OnLost, Redlock, RedlockLayer, Rejection, RunToCompletion};
 
-const TTL: Duration = Duration::from_millis(200);
+const TTL: Duration = ms(200);
 
 /// Keeps the thread busy until every lock that was held before is over.
 fn block() {
@@ -95,7 +94,7 @@ async fn on_lost_notify_begins_no_handler_after_the_validity_of_its_lock() {
     for on_lost in [OnLost::Abort, OnLost::Notify] {
         let inner = SlowReadiness::default();
         let called = Arc::clone(&inner.called);
-        let layer = layer().on_lost(on_lost).wait(Duration::from_secs(1));
+        let layer = layer().on_lost(on_lost).wait(secs(1));
         let Ok(response) = layer.layer(inner).oneshot(request()).await;
         assert_eq!(code(&response), "lock-lost", "{on_lost:?}");
         assert_eq!(called.load(Ordering::SeqCst), 0, "{on_lost:?}");
@@ -157,8 +156,8 @@ fn server_process() {
             sleep(TTL / 2).await;
         });
         let app = Router::new().route("/account", app).layer(layer());
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        println!("\n{LISTENING}{}", listener.local_addr().unwrap());
+        let (listener, addr) = http::listen().await;
+        println!("\n{LISTENING}{addr}");
         axum::serve(listener, app).await.unwrap();
     });
 }
@@ -190,4 +189,4 @@ async fn server_process_stopped_beyond_the_ttl_answers_lock_lost() {
 
 const WORKERS: &str = "CLOCKS_WORKERS";
 const LISTENING: &str = "#listening on ";
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = secs(30);

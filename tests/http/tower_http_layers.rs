@@ -14,6 +14,7 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
+use support::secs;
 use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_http::add_extension::AddExtensionLayer;
 use tower_http::auth::AsyncRequireAuthorizationLayer;
@@ -158,7 +159,7 @@ macro_rules! stacks {
     )+};
 }
 
-const HOUR: Duration = Duration::from_secs(3600);
+const HOUR: Duration = secs(3600);
 
 const NAME: HeaderName = HeaderName::from_static("x-name");
 

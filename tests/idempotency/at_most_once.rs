@@ -8,13 +8,13 @@ use axum::Router;
 use axum::body::Body;
 use axum::routing::post;
 use http::{Request, StatusCode};
-use support::{Cluster, Proxy};
+use support::{Cluster, Proxy, ms, secs, wait_until};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt;
 use tower_redlock::test_util::{SimNetwork, SimRequest};
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
 
-const HOUR: Duration = Duration::from_secs(3600);
+const HOUR: Duration = secs(3600);
 
 fn app(redlock: &Redlock, at_most_once: bool) -> Router {
     let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
@@ -61,7 +61,7 @@ impl Away {
 
 #[tokio::test(start_paused = true)]
 async fn release_is_kept_as_long_as_the_intent_that_it_withdraws() {
-    for (at_most_once, lives) in [(true, 24 * HOUR), (false, Duration::from_secs(20))] {
+    for (at_most_once, lives) in [(true, 24 * HOUR), (false, secs(20))] {
         let away = Arc::new(Away::default());
         let redlock = Redlock::builder()
             .simulated(3, Arc::clone(&away) as _)
@@ -72,16 +72,16 @@ async fn release_is_kept_as_long_as_the_intent_that_it_withdraws() {
         let status = pay(&app(&redlock, at_most_once), "k").await;
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         let app = app(&redlock, at_most_once);
-        let gone = timeout(Duration::from_millis(1), pay(&app, "l")).await;
+        let gone = timeout(ms(1), pay(&app, "l")).await;
         assert!(gone.is_err());
-        sleep(Duration::from_secs(1)).await;
+        sleep(secs(1)).await;
         let (wanted, of) = away.wanted(Instant::now());
         assert_eq!(wanted, of, "{:?}", began.elapsed());
         assert!(of >= 6, "{of}");
         assert_eq!(away.wanted(began + lives - HOUR.min(lives / 2)).0, of);
         assert_eq!(away.wanted(began + lives + HOUR).0, 0);
         // It is not waited for.
-        let drained = timeout(Duration::from_secs(5), redlock.drain(HOUR)).await;
+        let drained = timeout(secs(5), redlock.drain(HOUR)).await;
         assert!(
             drained.is_ok(),
             "the shutdown waits for nodes that are away"
@@ -92,28 +92,23 @@ async fn release_is_kept_as_long_as_the_intent_that_it_withdraws() {
 #[tokio::test]
 async fn request_that_ends_before_its_execution_leaves_no_intent_on_unreachable_nodes() {
     let cluster = Cluster::start(3);
-    let mut wires = Vec::new();
-    for server in &cluster.servers {
-        wires.push(Proxy::start(server.addr()).await);
-    }
-    let ttl = Duration::from_millis(800);
+    let wires = cluster.proxies().await;
+    let ttl = ms(800);
     let redlock = Redlock::builder()
         .urls(wires.iter().map(Proxy::url))
         .ttl(ttl)
         // Long enough for a busy machine to cut the wires before the request is given up.
-        .node_timeout(Duration::from_millis(700))
+        .node_timeout(ms(700))
         .restart_guard(RestartGuard::Off)
         .build()
         .expect("the settings are valid");
     let app = app(&redlock, true);
-    let deadline = support::Deadline::after(Duration::from_secs(10));
+    let deadline = support::Deadline::after(secs(10));
     while redlock.health().await.up() < 3 {
         assert!(!deadline.is_over(), "the nodes are not reached");
     }
     // The nodes carry it out, and their answers are lost.
-    wires
-        .iter()
-        .for_each(|wire| wire.delay(Duration::from_secs(60)));
+    wires.iter().for_each(|wire| wire.delay(secs(60)));
     let asked = tokio::spawn({
         let app = app.clone();
         async move { pay(&app, "k").await }
@@ -124,7 +119,7 @@ async fn request_that_ends_before_its_execution_leaves_no_intent_on_unreachable_
     };
     while intents() < 3 {
         assert!(!deadline.is_over(), "it is not asked for");
-        sleep(Duration::from_millis(5)).await;
+        sleep(ms(5)).await;
     }
     wires.iter().for_each(Proxy::cut);
     let status = asked.await.expect("it does not panic");
@@ -133,10 +128,6 @@ async fn request_that_ends_before_its_execution_leaves_no_intent_on_unreachable_
     sleep(3 * ttl).await;
     assert_eq!(intents(), 3);
     wires.iter().for_each(Proxy::pass);
-    let deadline = support::Deadline::after(Duration::from_secs(10));
-    while intents() > 0 {
-        assert!(!deadline.is_over(), "the intents are left for a day");
-        sleep(Duration::from_millis(20)).await;
-    }
+    wait_until("rid of its intents", secs(10), || intents() == 0).await;
     assert_eq!(pay(&app, "k").await, StatusCode::OK);
 }

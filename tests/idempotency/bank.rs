@@ -9,10 +9,8 @@ use axum::Router;
 use axum::extract::Query;
 use axum::response::IntoResponse;
 use axum::routing::post;
-use axum::serve::ListenerExt;
-use support::http::{Response, request};
-use support::{Cluster, Deadline, RedisServer, wait_until};
-use tokio::net::TcpListener;
+use support::http::{Response, listen, request};
+use support::{Cluster, RedisServer, ms, secs, until, wait_until};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
@@ -30,7 +28,7 @@ impl Bank {
         let bank = self.clone();
         let pay = async move |Query(form): Query<Form>| {
             let number = bank.0.fetch_add(1, Ordering::SeqCst) + 1;
-            sleep(Duration::from_millis(form.ms)).await;
+            sleep(ms(form.ms)).await;
             // Not text: what is replayed must be the same bytes.
             let mut body: Vec<u8> = (0..=u8::MAX).collect();
             body.extend(format!("payment {number} {:016x}", fastrand::u64(..)).bytes());
@@ -75,10 +73,7 @@ impl Server {
     }
 
     pub(crate) async fn serve(redlock: Redlock, app: Router) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await;
-        let listener = listener.expect("127.0.0.1 has a free port");
-        let addr = listener.local_addr().expect("a bound listener has one");
-        let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("TCP has it"));
+        let (listener, addr) = listen().await;
         let serving = tokio::spawn(async move {
             let served = axum::serve(listener, app).await;
             served.expect("axum serves until it is aborted");
@@ -131,11 +126,10 @@ pub(crate) async fn redlock(urls: Vec<String>, running: usize, node_timeout: Dur
         .restart_guard(RestartGuard::Off)
         .build()
         .expect("the settings are valid");
-    let deadline = Deadline::after(PATIENCE);
-    while redlock.health().await.up() < running {
-        assert!(!deadline.is_over(), "not all nodes are reached");
-        sleep(POLL).await;
-    }
+    until("all nodes are reached", PATIENCE, || async {
+        redlock.health().await.up() >= running
+    })
+    .await;
     redlock
 }
 
@@ -195,12 +189,12 @@ pub(crate) fn pttl(server: &RedisServer, key: &str) -> i64 {
 }
 
 /// A busy machine is no outage.
-pub(crate) const NODE_TIMEOUT: Duration = Duration::from_millis(300);
+pub(crate) const NODE_TIMEOUT: Duration = ms(300);
 
 /// How long anything may take that must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = secs(10);
 
-pub(crate) const POLL: Duration = Duration::from_millis(5);
+pub(crate) const POLL: Duration = ms(5);
 
 pub(crate) const KEY: &str = "idempotency-key";
 

@@ -10,7 +10,9 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
 use futures_util::future::join_all;
-use support::{Answer, Cluster, Deadline, MonitorLog, Proxy};
+use support::{
+    Answer, Cluster, Deadline, MonitorLog, Proxy, ms, secs, set_all, until, until_all_up,
+};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, advance, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -61,10 +63,8 @@ async fn recorded(answers_after: Duration) -> (ScriptedNodes, Payments, Router, 
     let payments = Payments::default();
     let app = payments.app(&redlock.build().unwrap(), SIZE);
     let first = pay(&app, "a").await;
-    sleep(Duration::from_secs(1)).await;
-    for node in 0..3 {
-        nodes.set(node, Gate::Slow(answers_after));
-    }
+    sleep(secs(1)).await;
+    (0..3).for_each(|node| nodes.set(node, Gate::Slow(answers_after)));
     (nodes, payments, app, first)
 }
 
@@ -92,9 +92,7 @@ async fn concurrent_duplicates_share_one_fetch_and_cache_nothing() {
 #[tokio::test(start_paused = true)]
 async fn fetch_goes_on_for_other_duplicates_when_the_first_is_dropped() {
     let (nodes, payments, app, first) = recorded(TRIP).await;
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Fetch, Gate::Slow(4 * TRIP));
-    }
+    set_all(&nodes, OpKind::Fetch, Gate::Slow(4 * TRIP));
     let mut ended = 0;
     for polls in 0..40 {
         let before = readings(&nodes);
@@ -105,7 +103,7 @@ async fn fetch_goes_on_for_other_duplicates_when_the_first_is_dropped() {
                 ended += 1;
                 break;
             }
-            advance(Duration::from_millis(1)).await;
+            advance(ms(1)).await;
             if readings(&nodes) > before && others.is_empty() {
                 others = duplicates(&app);
             }
@@ -152,7 +150,7 @@ async fn fetch_goes_on_to_the_next_node_after_a_failure_or_silence() {
             assert_replays(&pay(&app, "a").await, &first);
             let took = began.elapsed();
             // Two round trips, and not the second that a body may take.
-            let most = 2 * TRIP + patience + Duration::from_millis(5);
+            let most = 2 * TRIP + patience + ms(5);
             assert!(took <= most, "{gate:?}, but for {good}: {took:?}");
         }
     }
@@ -162,23 +160,19 @@ async fn fetch_goes_on_to_the_next_node_after_a_failure_or_silence() {
 async fn record_that_no_node_returns_is_unavailable_and_never_executed_again() {
     for gate in [Gate::Failing, Gate::Down, Gate::Never] {
         let (nodes, payments, app, first) = recorded(TRIP).await;
-        for node in 0..3 {
-            nodes.set_for(node, OpKind::Fetch, gate);
-        }
+        set_all(&nodes, OpKind::Fetch, gate);
         let began = Instant::now();
         let duplicates = (0..CROWD).map(|_| pay(&app, "a"));
         for refused in join_all(duplicates).await {
-            let told = (refused.status.as_u16(), refused.code());
+            let told = refused.told();
             assert_eq!(told, (503, "lock-unavailable"), "{gate:?}");
         }
         let took = began.elapsed();
-        let most = TRIP + 3 * NODE_TIMEOUT + Duration::from_millis(1_005);
+        let most = TRIP + 3 * NODE_TIMEOUT + ms(1_005);
         assert!(took <= most, "{gate:?}: {took:?}");
         assert_eq!(readings(&nodes), 3, "each once, for all");
         // A failure is reported only to the requests that waited for it.
-        for node in 0..3 {
-            nodes.set(node, Gate::Ready);
-        }
+        (0..3).for_each(|node| nodes.set(node, Gate::Ready));
         assert_replays(&pay(&app, "a").await, &first);
         assert_eq!(payments.executed(), 1);
     }
@@ -187,15 +181,13 @@ async fn record_that_no_node_returns_is_unavailable_and_never_executed_again() {
 #[tokio::test(start_paused = true)]
 async fn record_deleted_during_its_fetch_is_not_replayed_and_a_retry_executes() {
     let (nodes, payments, app, _) = recorded(TRIP).await;
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Fetch, Gate::Slow(4 * TRIP));
-    }
+    set_all(&nodes, OpKind::Fetch, Gate::Slow(4 * TRIP));
     let forget = async {
         sleep(3 * TRIP).await;
         (0..3).for_each(|node| nodes.wipe(node));
     };
     let (refused, ()) = tokio::join!(pay(&app, "a"), forget);
-    let told = (refused.status.as_u16(), refused.code());
+    let told = refused.told();
     assert_eq!(told, (409, "request-in-progress"));
     assert_eq!(payments.executed(), 1);
     assert_eq!(pay(&app, "a").await.status, StatusCode::OK);
@@ -212,8 +204,7 @@ struct Nodes {
 impl Nodes {
     async fn start(node_timeout: Duration) -> Self {
         let cluster = Cluster::start(3);
-        let wires = cluster.servers.iter().map(|node| Proxy::start(node.addr()));
-        let wires = join_all(wires).await;
+        let wires = cluster.proxies().await;
         let redlock = Redlock::builder()
             .urls(wires.iter().map(Proxy::url))
             .node_timeout(node_timeout)
@@ -228,11 +219,7 @@ impl Nodes {
     }
 
     async fn wait_until_up(&self) {
-        let deadline = Deadline::after(PATIENCE);
-        while self.redlock.health().await.up() < 3 {
-            assert!(!deadline.is_over(), "not all nodes are reached");
-            sleep(POLL).await;
-        }
+        until_all_up(&self.redlock, PATIENCE).await;
     }
 
     /// Waits until all have so many records: the last of them is written after the answer.
@@ -267,7 +254,7 @@ fn senders(log: &MonitorLog, verb: &str) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_mebibyte_record_is_fetched_once_for_100_duplicates_beside_the_locks() {
-    const NODE_TIMEOUT: Duration = Duration::from_secs(2);
+    const NODE_TIMEOUT: Duration = secs(2);
     const LOCKERS: usize = 8;
     const WAVES: usize = 3;
     let nodes = Nodes::start(NODE_TIMEOUT).await;
@@ -283,7 +270,7 @@ async fn one_mebibyte_record_is_fetched_once_for_100_duplicates_beside_the_locks
         .map(MonitorLog::start)
         .collect();
     // So that all have come before the first is answered.
-    nodes.delay(Duration::from_millis(150));
+    nodes.delay(ms(150));
 
     let is_over = Arc::new(AtomicBool::new(false));
     let locking = (0..LOCKERS).map(|locker| {
@@ -332,7 +319,7 @@ async fn one_mebibyte_record_is_fetched_once_for_100_duplicates_beside_the_locks
 
 #[tokio::test]
 async fn fetch_succeeds_beside_a_node_that_hangs_or_closes_the_connection() {
-    let mut nodes = Nodes::start(Duration::from_secs(1)).await;
+    let mut nodes = Nodes::start(secs(1)).await;
     let payments = Payments::default();
     let app = payments.app(&nodes.redlock, SIZE);
     let first = pay(&app, "a").await;
@@ -367,11 +354,10 @@ async fn fetch_succeeds_beside_a_node_that_hangs_or_closes_the_connection() {
 
     // Not a second time for the node that is not there: it could not be written to.
     nodes.cluster.servers[2].kill();
-    let deadline = Deadline::after(PATIENCE);
-    while nodes.redlock.health().await.up() == 3 {
-        assert!(!deadline.is_over(), "it is not seen to be gone");
-        sleep(POLL).await;
-    }
+    until("seen to be gone", PATIENCE, || async {
+        nodes.redlock.health().await.up() != 3
+    })
+    .await;
     assert_replays(&pay(&app, "a").await, &first);
     let drained = nodes.redlock.drain(PATIENCE).await;
     assert_eq!(drained.held, []);
@@ -381,8 +367,8 @@ async fn fetch_succeeds_beside_a_node_that_hangs_or_closes_the_connection() {
 
 #[tokio::test]
 async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
-    const TRIP: Duration = Duration::from_millis(100);
-    let nodes = Nodes::start(Duration::from_secs(2)).await;
+    const TRIP: Duration = ms(100);
+    let nodes = Nodes::start(secs(2)).await;
     let payments = Payments::default();
     let app = payments.app(&nodes.redlock, SIZE);
     let first = pay(&app, "a").await;
@@ -426,7 +412,7 @@ async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_mebibyte_record_slower_than_node_timeout_is_recorded() {
-    const NODE_TIMEOUT: Duration = Duration::from_millis(200);
+    const NODE_TIMEOUT: Duration = ms(200);
     let nodes = Nodes::start(NODE_TIMEOUT).await;
     let payments = Payments::default();
     let app = payments.app(&nodes.redlock, MEBIBYTE);
@@ -448,10 +434,10 @@ async fn one_mebibyte_record_slower_than_node_timeout_is_recorded() {
     assert_eq!(payments.executed(), 1);
 }
 
-const NODE_TIMEOUT: Duration = Duration::from_millis(50);
+const NODE_TIMEOUT: Duration = ms(50);
 
 /// How long a node takes to answer.
-const TRIP: Duration = Duration::from_millis(5);
+const TRIP: Duration = ms(5);
 
 const CROWD: usize = 100;
 
@@ -460,6 +446,6 @@ const SIZE: usize = 60_000;
 const MEBIBYTE: usize = 1024 * 1024;
 
 /// How long anything may take that must happen.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = secs(10);
 
-const POLL: Duration = Duration::from_millis(5);
+const POLL: Duration = ms(5);

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -10,7 +9,7 @@ use axum::extract::{Query, Request};
 use axum::http::StatusCode;
 use axum::routing::any;
 use http_body_util::BodyExt;
-use support::{Answer, redlock};
+use support::{Answer, ms, redlock};
 use tokio::time::sleep;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{ExecutionHandle, IdempotencyKey, IdempotencyLayer, key};
@@ -30,7 +29,7 @@ impl Payments {
             assert!(request.extensions().get::<ExecutionHandle>().is_some());
             assert!(request.extensions().get::<IdempotencyKey>().is_some());
             let body = request.into_body().collect().await.unwrap().to_bytes();
-            sleep(Duration::from_millis(form.ms.unwrap_or(0))).await;
+            sleep(ms(form.ms.unwrap_or(0))).await;
             let number = payments.0.fetch_add(1, Ordering::SeqCst) + 1;
             let status = StatusCode::from_u16(form.status.unwrap_or(200)).unwrap();
             assert!(status != StatusCode::IM_A_TEAPOT, "as the test wants it");
@@ -57,6 +56,13 @@ pub(crate) struct Form {
     pub(crate) ms: Option<u64>,
     pub(crate) status: Option<u16>,
     pub(crate) size: Option<usize>,
+}
+
+/// Three nodes, and payments behind a layer over them.
+pub(crate) fn scene() -> (ScriptedNodes, Payments, Router) {
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
+    let app = payments.app(layer(&nodes));
+    (nodes, payments, app)
 }
 
 pub(crate) fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {

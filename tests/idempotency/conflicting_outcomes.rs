@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::http::{Request, Response};
 use axum::routing::post;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use support::subscribe;
+use support::{ms, secs, subscribe};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::ServiceExt;
@@ -101,7 +101,7 @@ impl Scene {
     /// The payments of the first server end the latest, and those of the others so much earlier.
     fn new(earlier: [Duration; 3]) -> Self {
         let (nodes, executed) = (ScriptedNodes::new(3), Arc::<AtomicUsize>::default());
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + secs(20);
         let servers = earlier.map(|earlier| {
             let redlock = Redlock::builder().scripted(&nodes).ttl(TTL);
             let layer = IdempotencyLayer::new(redlock.build().unwrap(), scope::public());
@@ -123,9 +123,7 @@ impl Scene {
 
     /// No lease can be renewed: all are broken.
     fn break_leases(&self) {
-        for node in 0..3 {
-            self.nodes.set_for(node, OpKind::Confirm, Gate::Failing);
-        }
+        (0..3).for_each(|node| self.nodes.set_for(node, OpKind::Confirm, Gate::Failing));
     }
 
     /// Sends a payment of each amount to a server of its own, the second when the broken lease of the first has expired.
@@ -142,7 +140,7 @@ impl Scene {
     async fn pay_everywhere(&self) -> Vec<JoinHandle<Response<Body>>> {
         let mut paying = Vec::new();
         for (late, server) in self.servers.iter().enumerate() {
-            let slow = Gate::Slow(Duration::from_secs(6));
+            let slow = Gate::Slow(secs(6));
             self.nodes.set_for(late, OpKind::Acquire, slow);
             paying.push(tokio::spawn(pay(server.clone())));
             sleep(TTL + TTL / 2).await;
@@ -152,7 +150,7 @@ impl Scene {
         // All of them record at the same time: no server sees what another has recorded before it is
         // too late.
         for node in 0..3 {
-            let slow = Gate::Slow(Duration::from_millis(10));
+            let slow = Gate::Slow(ms(10));
             self.nodes.set_for(node, OpKind::Record, slow);
         }
         paying
@@ -246,4 +244,4 @@ fn unbroken_leases_leave_one_outcome_and_no_conflict() {
     assert_eq!((told.conflicts(), told.alarms()), (0, Vec::new()));
 }
 
-const TTL: Duration = Duration::from_secs(1);
+const TTL: Duration = secs(1);

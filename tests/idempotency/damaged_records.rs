@@ -11,8 +11,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
-use support::{Answer, Cluster, Connection, Deadline, Log, Reply};
-use tokio::time::sleep;
+use support::{Answer, Cluster, Connection, Log, Reply, secs, wait_until};
 use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::protocol::Record;
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
@@ -34,19 +33,18 @@ impl Scene {
         let redlock = Redlock::builder()
             .urls(cluster.urls())
             // A busy machine is no outage.
-            .node_timeout(Duration::from_secs(1))
+            .node_timeout(secs(1))
             .restart_guard(RestartGuard::Off)
             .build()
             .expect("the settings are valid");
         let executed = Arc::<AtomicUsize>::default();
         let app = app(&redlock, &executed, set);
         let first = pay(&app).await;
-        assert_eq!((first.status, first.code()), (StatusCode::OK, ""));
-        let deadline = Deadline::after(PATIENCE);
-        while cluster.servers.iter().any(|s| s.keys("*:done").is_empty()) {
-            assert!(!deadline.is_over(), "not all nodes have the record");
-            sleep(POLL).await;
-        }
+        assert_eq!(first.told(), (200, ""));
+        wait_until("recorded everywhere", PATIENCE, || {
+            cluster.servers.iter().all(|s| !s.keys("*:done").is_empty())
+        })
+        .await;
         let name = cluster.servers[0].keys("*:done").remove(0);
         let record = connections(&cluster).remove(0).call(&["GET", &name]);
         let Ok(Reply::Bulk(Some(record))) = record else {
@@ -193,8 +191,7 @@ async fn record_of_another_or_missing_encryption_key_is_an_error_without_an_exec
         ),
     ];
     for (what, app) in refused {
-        let log = Log::default();
-        let _guard = log.subscribe();
+        let (log, _guard) = Log::subscribed();
         for _ in 0..2 {
             let refused = pay(&app).await;
             assert_eq!(refused.code(), "misconfigured", "{what}");
@@ -221,6 +218,4 @@ async fn record_of_another_or_missing_encryption_key_is_an_error_without_an_exec
 }
 
 /// How long anything may take that must happen.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-const POLL: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = secs(10);

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use futures_util::{StreamExt, stream};
 use http_body_util::BodyExt;
-use support::{Executed, SlowReadiness, ms, once, redlock, secs};
+use support::{Executed, SlowReadiness, ms, once, redlock, secs, three_nodes};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
@@ -242,8 +242,7 @@ fn fail_records(nodes: &ScriptedNodes, gate: Gate) {
 #[tokio::test(start_paused = true)]
 async fn request_dropped_before_its_service_is_ready_leaves_the_key_to_the_next() {
     for waits in [false, true] {
-        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let redlock = redlock(&nodes);
+        let (executed, (nodes, redlock)) = (Executed::default(), three_nodes());
         let layer = once(&redlock)
             .at_most_once(true)
             .wait(secs(u64::from(waits) * 30));

@@ -1,23 +1,20 @@
 //! Duplicates of running and recorded executions, and requests that are dropped.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
-use support::{Answer, redlock};
+use support::{Answer, ms, redlock, secs, set_all};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, RedlockLayer, scope};
 
-use crate::callers::{Payments, layer, pay, request};
+use crate::callers::{Payments, layer, pay, request, scene};
 
 #[tokio::test(start_paused = true)]
 async fn duplicate_gets_the_recorded_response_from_any_server() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let (nodes, payments, app) = scene();
     let first = pay(&app, "/payments", "a").await;
     assert_eq!(
         (first.status, &first.body[..]),
@@ -50,10 +47,10 @@ async fn replay_costs_one_command_per_node() {
     assert_eq!(sent(OpKind::Release), [0, 0, 0]);
     for node in 0..3 {
         // The third answers after the replay is decided.
-        nodes.set(node, Gate::Slow(Duration::from_millis(1 + node as u64)));
+        nodes.set(node, Gate::Slow(ms(1 + node as u64)));
     }
     assert!(pay(&app, "/payments", "a").await.is_replayed());
-    sleep(Duration::from_secs(1)).await;
+    sleep(secs(1)).await;
     assert_eq!(sent(OpKind::Acquire), [2, 2, 2]);
     for other in [OpKind::Confirm, OpKind::Release, OpKind::Look] {
         assert_eq!(sent(other), [0, 0, 0], "{other:?}");
@@ -63,8 +60,7 @@ async fn replay_costs_one_command_per_node() {
 
 #[tokio::test(start_paused = true)]
 async fn duplicate_of_a_running_execution_is_refused_or_waits() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     let slow = "/payments?ms=1000";
     for elsewhere in [false, true] {
         let app = payments.app(layer(&nodes));
@@ -73,11 +69,11 @@ async fn duplicate_of_a_running_execution_is_refused_or_waits() {
         } else {
             app.clone()
         };
-        let patient = payments.app(layer(&nodes).wait(Duration::from_secs(5)));
+        let patient = payments.app(layer(&nodes).wait(secs(5)));
         let before = payments.executed();
         let key = if elsewhere { "a" } else { "b" };
         let later = async |app: &Router, body| {
-            sleep(Duration::from_millis(100)).await;
+            sleep(ms(100)).await;
             Answer::to(app, request(slow, key, body)).await
         };
         let (first, refused, reused, waited) = tokio::join!(
@@ -87,10 +83,7 @@ async fn duplicate_of_a_running_execution_is_refused_or_waits() {
             later(&patient, "amount=5"),
         );
         assert_eq!(first.status, StatusCode::OK);
-        assert_eq!(
-            (refused.status, refused.code()),
-            (StatusCode::CONFLICT, "request-in-progress")
-        );
+        assert_eq!(refused.told(), (409, "request-in-progress"));
         assert!(refused.headers.contains_key("retry-after"));
         assert_eq!(reused.status, StatusCode::UNPROCESSABLE_ENTITY);
         assert_eq!(reused.code(), "idempotency-key-reused");
@@ -104,13 +97,11 @@ async fn duplicate_of_a_running_execution_is_refused_or_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn retry_after_of_a_duplicate_is_a_second() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
-    for ms in [900, 5_000] {
-        let (target, key) = (format!("/payments?ms={ms}"), ms.to_string());
+    let (_nodes, _payments, app) = scene();
+    for millis in [900, 5_000] {
+        let (target, key) = (format!("/payments?ms={millis}"), millis.to_string());
         let duplicate = async {
-            sleep(Duration::from_millis(100)).await;
+            sleep(ms(100)).await;
             pay(&app, &target, &key).await
         };
         let (first, refused) = tokio::join!(pay(&app, &target, &key), duplicate);
@@ -122,32 +113,26 @@ async fn retry_after_of_a_duplicate_is_a_second() {
 
 #[tokio::test(start_paused = true)]
 async fn dropped_request_does_not_stop_its_execution() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let (nodes, payments, app) = scene();
     let slow = "/payments?ms=1000";
-    let gone = timeout(Duration::from_millis(100), pay(&app, slow, "a")).await;
+    let gone = timeout(ms(100), pay(&app, slow, "a")).await;
     assert!(gone.is_err());
-    sleep(Duration::from_secs(2)).await;
+    sleep(secs(2)).await;
     let retry = pay(&app, slow, "a").await;
     assert!(retry.is_replayed());
     assert_eq!(payments.executed(), 1);
     // One that leaves before it is its turn leaves nothing.
-    for node in 0..3 {
-        nodes.set(node, Gate::Slow(Duration::from_millis(20)));
-    }
-    let gone = timeout(Duration::from_millis(10), pay(&app, slow, "b")).await;
+    (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(20))));
+    let gone = timeout(ms(10), pay(&app, slow, "b")).await;
     assert!(gone.is_err());
-    sleep(Duration::from_secs(1)).await;
+    sleep(secs(1)).await;
     assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_request_with_another_payload_is_refused_as_reused() {
     let nodes = ScriptedNodes::new(3);
-    for node in 0..3 {
-        nodes.set(node, Gate::Slow(Duration::from_millis(2)));
-    }
+    (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(2))));
     let payments = Payments::default();
     for (round, layer) in [layer(&nodes), layer(&nodes).max_waiters(1)]
         .into_iter()
@@ -172,12 +157,8 @@ async fn concurrent_request_with_another_payload_is_refused_as_reused() {
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_duplicates_of_a_record_are_all_replayed() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
-    for node in 0..3 {
-        nodes.set(node, Gate::Slow(Duration::from_millis(5)));
-    }
+    let (nodes, payments, app) = scene();
+    (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(5))));
     let first = pay(&app, "/payments", "a").await;
     let duplicates = (0..200).map(|_| pay(&app, "/payments", "a"));
     let (duplicates, reused) = tokio::join!(
@@ -201,12 +182,11 @@ async fn concurrent_duplicates_of_a_record_are_all_replayed() {
 async fn requests_dropped_at_any_time_leave_no_lock_and_no_task() {
     const GATES: [Gate; 5] = [
         Gate::Ready,
-        Gate::Slow(Duration::from_millis(3)),
+        Gate::Slow(ms(3)),
         Gate::Never,
         Gate::Failing,
         Gate::Down,
     ];
-    let ms = Duration::from_millis;
     for round in 0..2_000 {
         let mut random = fastrand::Rng::with_seed(round);
         let nodes = ScriptedNodes::new(3);
@@ -266,13 +246,13 @@ async fn inner_lock_waits_whatever_its_key_and_redlock() {
     let same = redlock(&nodes);
     // Sorts before all keys of idempotent requests.
     for (key, locks) in [("a", same.clone()), ("b", redlock(&others))] {
-        let within = RedlockLayer::new(locks.clone(), "0").wait(Duration::from_secs(5));
+        let within = RedlockLayer::new(locks.clone(), "0").wait(secs(5));
         let app = Router::new()
             .route("/payments", post(async || "paid").layer(within))
             .layer(IdempotencyLayer::new(same.clone(), scope::public()));
         let other = locks.lock("0").await.unwrap();
         let (paid, _) = tokio::join!(pay(&app, "/payments", key), async {
-            sleep(Duration::from_secs(1)).await;
+            sleep(secs(1)).await;
             other.release().await.unwrap();
         });
         assert_eq!(paid.status, StatusCode::OK, "{key}");
@@ -281,16 +261,12 @@ async fn inner_lock_waits_whatever_its_key_and_redlock() {
 
 #[tokio::test(start_paused = true)]
 async fn duplicate_is_refused_as_soon_as_the_first_executes() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Acquire, Gate::Slow(Duration::from_millis(20)));
-    }
+    let (nodes, payments, app) = scene();
+    set_all(&nodes, OpKind::Acquire, Gate::Slow(ms(20)));
     let slow = "/payments?ms=1000";
     let began = Instant::now();
     let duplicate = async {
-        sleep(Duration::from_millis(5)).await;
+        sleep(ms(5)).await;
         let answer = pay(&app, slow, "a").await;
         (answer.code(), began.elapsed())
     };
@@ -300,26 +276,22 @@ async fn duplicate_is_refused_as_soon_as_the_first_executes() {
         (StatusCode::OK, "request-in-progress")
     );
     // The nodes' round trip, and not twice what they may take at most.
-    assert!(after < Duration::from_millis(25), "{after:?}");
+    assert!(after < ms(25), "{after:?}");
     assert_eq!(payments.executed(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn max_waiters_limits_waiting_duplicates() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let patient = layer(&nodes).wait(Duration::from_secs(5)).max_waiters(1);
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
+    let patient = layer(&nodes).wait(secs(5)).max_waiters(1);
     let app = payments.app(patient);
     let slow = "/payments?ms=1000";
-    let later = async |ms| {
-        sleep(Duration::from_millis(ms)).await;
+    let later = async |millis| {
+        sleep(ms(millis)).await;
         pay(&app, slow, "a").await
     };
     let (first, waited, refused) = tokio::join!(pay(&app, slow, "a"), later(100), later(200));
-    assert_eq!(
-        (refused.status, refused.code()),
-        (StatusCode::SERVICE_UNAVAILABLE, "lock-overloaded")
-    );
+    assert_eq!(refused.told(), (503, "lock-overloaded"));
     assert!(waited.is_replayed());
     assert_eq!((waited.body, payments.executed()), (first.body, 1));
 }

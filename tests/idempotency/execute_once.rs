@@ -6,13 +6,14 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use support::{redlock, secs, three_nodes};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
 
-const SECOND: Duration = Duration::from_secs(1);
+const SECOND: Duration = secs(1);
 
 /// The number of executions.
 #[derive(Clone, Default)]
@@ -38,8 +39,9 @@ impl Counter {
     }
 }
 
-fn redlock(nodes: &ScriptedNodes) -> Redlock {
-    Redlock::builder().scripted(nodes).build().unwrap()
+pub(crate) fn scene() -> (ScriptedNodes, Redlock, Counter) {
+    let (nodes, redlock) = three_nodes();
+    (nodes, redlock, Counter::default())
 }
 
 #[tokio::test(start_paused = true)]
@@ -115,8 +117,7 @@ async fn an_error_of_the_work_is_not_recorded_and_frees_the_key() {
         (false, Ok(Outcome::Executed(1))),
         (true, Err(OnceError::Unknown)),
     ] {
-        let nodes = ScriptedNodes::new(3);
-        let (redlock, counter) = (redlock(&nodes), Counter::default());
+        let (nodes, redlock, counter) = scene();
         let once = || redlock.once("k").at_most_once(at_most_once);
         let failed = once().run(|_| async { Err::<usize, _>("declined") }).await;
         assert_eq!(failed, Err(OnceError::Work("declined")));
@@ -167,8 +168,7 @@ async fn a_result_of_another_type_is_reported_as_not_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_the_future_leaves_the_execution_running_with_its_lock() {
-    let nodes = ScriptedNodes::new(3);
-    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let (nodes, redlock, counter) = scene();
     let slow = counter.clone();
     let call = redlock.once("k").run(move |_| slow.work(30 * SECOND));
     timeout(SECOND, call).await.unwrap_err();
@@ -185,8 +185,7 @@ async fn dropping_the_future_leaves_the_execution_running_with_its_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_the_future_before_the_grant_executes_nothing() {
-    let nodes = ScriptedNodes::new(3);
-    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let (nodes, redlock, counter) = scene();
     (0..3).for_each(|node| nodes.set(node, Gate::Slow(SECOND / 100)));
     let never = counter.clone();
     let call = redlock.once("k").run(move |_| never.work(Duration::ZERO));
@@ -221,8 +220,7 @@ async fn max_hold_stops_the_work_and_keeps_the_key_until_its_ttl() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_the_work_reaches_the_caller_and_keeps_the_key_until_its_ttl() {
-    let nodes = ScriptedNodes::new(3);
-    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let (nodes, redlock, counter) = scene();
     let panicking = redlock.once("k").run(|_| async {
         assert!(std::hint::black_box(false), "as the test wants it");
         Ok::<usize, ()>(1)
@@ -240,8 +238,7 @@ async fn a_panic_of_the_work_reaches_the_caller_and_keeps_the_key_until_its_ttl(
 
 #[tokio::test(start_paused = true)]
 async fn a_result_that_no_majority_records_is_returned_as_unrecorded() {
-    let nodes = ScriptedNodes::new(3);
-    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let (nodes, redlock, counter) = scene();
     (0..2).for_each(|node| {
         nodes.set_for(node, OpKind::Record, Gate::Failing);
         nodes.set_for(node, OpKind::Look, Gate::Failing);
@@ -258,8 +255,7 @@ async fn a_result_that_no_majority_records_is_returned_as_unrecorded() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_on_a_minority_is_undecided_while_a_majority_is_silent() {
-    let nodes = ScriptedNodes::new(3);
-    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let (nodes, redlock, counter) = scene();
     assert_eq!(
         counter.run(redlock.once("k")).await,
         Ok(Outcome::Executed(1))
@@ -280,8 +276,7 @@ async fn a_record_on_a_minority_is_undecided_while_a_majority_is_silent() {
 
 #[tokio::test(start_paused = true)]
 async fn no_quorum_and_drain_are_lock_errors() {
-    let nodes = ScriptedNodes::new(3);
-    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let (nodes, redlock, counter) = scene();
     (0..2).for_each(|node| nodes.set(node, Gate::Down));
     let unavailable = counter.run(redlock.once("k")).await;
     let is_unavailable = matches!(

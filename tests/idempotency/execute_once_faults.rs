@@ -1,29 +1,23 @@
 //! `Redlock::once` under dropped futures, shutdown, unreadable records, extreme settings and nested locks.
 
-use std::future::{Future, pending};
-use std::pin::pin;
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use support::{Log, ms, secs};
+use support::{Log, assert_matches, ms, poll_times, redlock, secs, three_nodes_with};
 use tokio::runtime::Builder;
-use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, KeyNames, Namespace, OwnerToken, Record};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
 
-use crate::execute_once::Counter;
+use crate::execute_once::{Counter, scene};
 
 type Ran = Result<Outcome<usize>, OnceError<&'static str, usize>>;
-
-fn redlock(nodes: &ScriptedNodes) -> Redlock {
-    Redlock::builder().scripted(nodes).build().unwrap()
-}
 
 fn is_contended<T>(ran: &Result<Outcome<T>, OnceError<&'static str, T>>) -> bool {
     matches!(ran, Err(OnceError::Lock(LockError::Contended { .. })))
@@ -48,7 +42,7 @@ impl Other {
             },
         };
         let reply = nodes.apply(node, &command);
-        assert!(matches!(reply, Reply::Done { .. }), "{reply:?}");
+        assert_matches!(reply, Reply::Done { .. });
     }
 
     /// Returns how much longer each node keeps its record.
@@ -73,22 +67,6 @@ fn record(body: &[u8], digest: [u8; 32]) -> Record {
     Record::new(ExecutionId::from_random([1; 16]), fingerprint, digest, body)
 }
 
-/// Polls a future so many times, with 10 ms after every fourth poll; returns whether it ended.
-async fn poll_times(future: impl Future<Output = Ran>, times: usize) -> Option<Ran> {
-    let mut future = pin!(future);
-    for poll in 0..times {
-        if let std::task::Poll::Ready(ran) = futures_util::poll!(&mut future) {
-            return Some(ran);
-        }
-        if poll % 4 == 3 {
-            sleep(ms(10)).await;
-        } else {
-            yield_now().await;
-        }
-    }
-    None
-}
-
 /// Whether or not the work of the dropped call is executed, it is executed once, and no key is left.
 #[tokio::test(start_paused = true)]
 async fn dropping_the_future_at_any_poll_executes_at_most_once_and_leaves_no_key() {
@@ -107,7 +85,7 @@ async fn dropping_the_future_at_any_poll_executes_at_most_once_and_leaves_no_key
             let (redlock, counter) = (redlock(&nodes), Counter::default());
             let work = counter.clone();
             let call = redlock.once("k").run(move |_| work.work(ms(30)));
-            let ended = poll_times(call, times).await;
+            let ended = poll_times(&mut Box::pin(call), times, 4).await;
             let before = counter.count();
             let again = counter.run(redlock.once("k").wait(secs(5))).await;
             let what = format!("{slow:?}, {times} polls, {before} executed: {again:?}");
@@ -132,7 +110,7 @@ async fn dropping_the_future_after_the_grant_executes_the_work() {
     let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
     let work = counter.clone();
     let call = redlock.once("k").run(move |_| work.work(Duration::ZERO));
-    assert!(poll_times(call, 1).await.is_none());
+    assert!(poll_times(&mut Box::pin(call), 1, 4).await.is_none());
     sleep(ms(10)).await;
     assert_eq!(counter.count(), 1);
     assert_eq!(
@@ -194,8 +172,7 @@ async fn a_recorded_result_that_is_damaged_on_all_nodes_is_not_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn a_result_of_another_type_is_not_shown_in_the_log() {
-    let log = Log::default();
-    let _subscribed = log.subscribe();
+    let (log, _subscribed) = Log::subscribed();
     let redlock = Redlock::in_memory(3);
     let first = redlock.once("k");
     let first = first.run(|_| async { Ok::<_, ()>("4111-1111".to_owned()) });
@@ -209,11 +186,8 @@ async fn a_result_of_another_type_is_not_shown_in_the_log() {
 #[tokio::test(start_paused = true)]
 async fn log_keys_decides_whether_spans_show_the_key() {
     for shows in [false, true] {
-        let log = Log::default();
-        let _subscribed = log.subscribe();
-        let nodes = ScriptedNodes::new(3);
-        let redlock = Redlock::builder().scripted(&nodes).log_keys(shows);
-        let redlock = redlock.build().unwrap();
+        let (log, _subscribed) = Log::subscribed();
+        let (_nodes, redlock) = three_nodes_with(|builder| builder.log_keys(shows));
         let counter = Counter::default();
         // An execution that is stopped logs an event.
         let once = redlock.once("secret-key").max_hold(ms(200)).label("job");
@@ -245,10 +219,7 @@ async fn settings_out_of_range_are_refused_or_bounded() {
         assert!(is_refused, "{too_short:?}");
     }
     let empty = run(redlock.once("")).await;
-    assert!(
-        matches!(empty, Err(OnceError::Lock(LockError::Key(_)))),
-        "{empty:?}"
-    );
+    assert_matches!(empty, Err(OnceError::Lock(LockError::Key(_))));
     assert_eq!(counter.count(), 0);
     let forever = redlock.once("forever").wait(Duration::MAX);
     let forever = forever.max_hold(Duration::MAX).retention(Duration::MAX);
@@ -295,7 +266,7 @@ async fn a_plain_lock_and_an_execution_of_one_key_exclude_each_other() {
         let running = tokio::spawn(there.once(&*key).run(move |_| slow.work(secs(1))));
         sleep(ms(100)).await;
         let refused = here.try_lock(&*key).await;
-        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        assert_matches!(refused, Err(LockError::Contended { .. }));
         let waited = here.lock(&*key).wait(secs(5)).await.unwrap();
         assert_eq!(counter.count(), 1);
         assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(1)));
@@ -432,8 +403,7 @@ async fn a_panic_outside_of_the_future_of_the_work_keeps_the_key_too() {
 
 #[tokio::test(start_paused = true)]
 async fn a_local_waiter_gets_the_result_without_asking_the_nodes() {
-    let nodes = ScriptedNodes::new(3);
-    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let (nodes, redlock, counter) = scene();
     let slow = counter.clone();
     let running = tokio::spawn(redlock.once("k").run(move |_| slow.work(secs(1))));
     sleep(ms(100)).await;
@@ -487,8 +457,7 @@ async fn work_that_was_overtaken_returns_the_record_of_the_same_request_only() {
 /// Between the answers to `ACQUIRE` and `CONFIRM` a node gets a record, and another is silent throughout.
 #[tokio::test(start_paused = true)]
 async fn a_record_that_is_met_in_the_second_phase_is_repaired_beside_a_silent_node() {
-    let nodes = ScriptedNodes::new(3);
-    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let (nodes, redlock, counter) = scene();
     let other = Other::new("k");
     // Different fences make the nodes answer different numbers.
     for (node, proposal) in [(0, 1 << 52), (1, (1 << 52) + 100)] {

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::post;
-use support::{Answer, Executed, SlowReadiness, ms, once, redlock, secs};
+use support::{Answer, Executed, SlowReadiness, ms, once, redlock, secs, three_nodes};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -41,10 +41,7 @@ async fn execution_renews_its_lock_until_it_ends() {
         sleep(secs(75)).await;
         pay(&app, slow, "a").await
     });
-    assert_eq!(
-        (second.status, second.code()),
-        (StatusCode::CONFLICT, "request-in-progress")
-    );
+    assert_eq!(second.told(), (409, "request-in-progress"));
     assert_eq!((first.status, executed.count()), (StatusCode::OK, 1));
     assert!(pay(&app, slow, "a").await.is_replayed());
     assert_eq!(nodes.locks(), [0, 0, 0]);
@@ -58,10 +55,7 @@ async fn max_hold_stops_an_execution_with_503() {
         let app = counts_ended(&executed).layer(layer.at_most_once(at_most_once));
         let began = Instant::now();
         let late = pay(&app, "/payments?ms=90000", "a").await;
-        assert_eq!(
-            (late.status, late.code()),
-            (StatusCode::SERVICE_UNAVAILABLE, "lock-lost")
-        );
+        assert_eq!(late.told(), (503, "lock-lost"));
         let took = began.elapsed();
         assert!(took > secs(59) && took < secs(61), "{took:?}");
         sleep(secs(40)).await;
@@ -72,8 +66,7 @@ async fn max_hold_stops_an_execution_with_503() {
 
 #[tokio::test(start_paused = true)]
 async fn execution_holds_outer_locks_after_its_client_disconnects() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = redlock(&nodes);
+    let (executed, (nodes, redlock)) = (Executed::default(), three_nodes());
     let app = counts_ended(&executed)
         .layer(once(&redlock))
         .layer(per_account(&redlock));
@@ -82,10 +75,7 @@ async fn execution_holds_outer_locks_after_its_client_disconnects() {
     assert!(gone.is_err());
     sleep(ms(100)).await;
     let beside = pay(&app, slow, "b").await;
-    assert_eq!(
-        (beside.status, beside.code()),
-        (StatusCode::LOCKED, "lock-contended")
-    );
+    assert_eq!(beside.told(), (423, "lock-contended"));
     assert_eq!(executed.count(), 0);
     sleep(secs(1)).await;
     assert_eq!((executed.count(), nodes.locks()), (1, vec![0, 0, 0]));
@@ -133,9 +123,7 @@ async fn record_at_one_node(nodes: &ScriptedNodes, app: &Router, executed: &Exec
     let first = pay(app, "/payments", "a").await;
     assert_eq!(first.headers["idempotency-recorded"], "false");
     assert_eq!(executed.count(), 1);
-    for node in 0..2 {
-        nodes.set(node, Gate::Ready);
-    }
+    (0..2).for_each(|node| nodes.set(node, Gate::Ready));
     sleep(secs(60)).await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
@@ -154,8 +142,7 @@ async fn record_found_with_the_grant_is_replayed() {
 async fn record_found_while_the_service_becomes_ready_is_replayed() {
     // The record comes in late, or only when the node is asked once more.
     for late in [Gate::Slow(ms(20)), Gate::Never] {
-        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let redlock = redlock(&nodes);
+        let (executed, (nodes, redlock)) = (Executed::default(), three_nodes());
         let app = counts_ended(&executed).layer(once(&redlock));
         record_at_one_node(&nodes, &app, &executed).await;
         nodes.set_for(2, OpKind::Acquire, late);
@@ -215,8 +202,7 @@ async fn execution_handle_and_lock_handle_reach_the_handler() {
 async fn inner_refusal_behind_map_response_leaves_no_intent_and_no_record() {
     for rebuilds in [false, true] {
         for with_extractor in [false, true] {
-            let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-            let redlock = redlock(&nodes);
+            let (executed, (nodes, redlock)) = (Executed::default(), three_nodes());
             let app = if with_extractor {
                 let counted = executed.clone();
                 let locked = async move |_: Locked<Query<Account>>| counted.one_more().to_string();
@@ -293,8 +279,7 @@ async fn execution_stopped_by_a_lost_inner_lock_is_outcome_unknown() {
 async fn error_or_panic_of_an_execution_leaves_the_lock_to_its_ttl() {
     for panics in [false, true] {
         for at_most_once in [false, true] {
-            let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-            let redlock = redlock(&nodes);
+            let (executed, (nodes, redlock)) = (Executed::default(), three_nodes());
             let counted = executed.clone();
             let handler = service_fn(move |_| {
                 let counted = counted.clone();
@@ -391,8 +376,7 @@ async fn transient_and_unrouted_statuses_are_not_recorded() {
 
 #[tokio::test(start_paused = true)]
 async fn inner_error_under_a_lock_is_returned_after_the_release() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
     let failing = service_fn(async |_: http::Request<String>| {
         tokio::task::yield_now().await;
@@ -429,8 +413,7 @@ async fn poll_ready_error_after_a_wait_is_returned_after_the_release() {
 #[tokio::test(start_paused = true)]
 async fn poll_ready_error_of_an_inner_layer_is_no_execution() {
     for inner in ["buffer", "lock"] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = redlock(&nodes);
+        let (nodes, redlock) = three_nodes();
         let layer = once(&redlock).at_most_once(true);
         // When the stack is called, when the key is granted, and not once more.
         let ready = ReadyTimes(2, Arc::default());

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
 use support::http::{Client, Response, request};
-use support::{ChildProcess, Cluster, Deadline, example_path, free_port, wait_until};
+use support::{ChildProcess, Cluster, Deadline, quorum, wait_until};
 use tokio::time::sleep;
 
 use crate::bank::{
@@ -13,16 +13,8 @@ use crate::bank::{
 
 /// A server that can be killed.
 fn quickstart(cluster: &Cluster) -> (ChildProcess, SocketAddr) {
-    let listen = format!("127.0.0.1:{}", free_port());
     let urls = cluster.urls().join(",");
-    let envs = [
-        ("LISTEN", listen.as_str()),
-        ("REDLOCK_URLS", urls.as_str()),
-        ("REDLOCK_RESTART_GUARD", "off"),
-    ];
-    let server = ChildProcess::start(example_path("quickstart"), &[], &envs);
-    server.wait_for_line("istening on http://", PATIENCE);
-    (server, listen.parse().expect("it is an address"))
+    ChildProcess::serve("quickstart", &quorum(&urls), "istening on http://")
 }
 
 /// Pays at a quickstart, again if the nodes were late: its node timeout is short.

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
-use support::{Executed, SlowReadiness, ms, once, secs};
+use support::{Executed, SlowReadiness, assert_matches, ms, once, secs, set_all};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -89,10 +89,7 @@ async fn execution_is_renewed_with_renew_off() {
     });
     assert_eq!(first, Ok(Outcome::Executed(2)));
     let second = second.unwrap_err();
-    assert!(
-        matches!(second, OnceError::Lock(LockError::Contended { .. })),
-        "{second:?}"
-    );
+    assert_matches!(second, OnceError::Lock(LockError::Contended { .. }));
 
     let late = text(pay_late(&redlock, &executed, secs(25)).await).await;
     assert!(late.parse::<u64>().is_ok(), "{late}");
@@ -147,9 +144,7 @@ async fn request_dropped_before_its_execution_leaves_no_intent() {
         for late in [Duration::ZERO, ms(10), ms(200)] {
             for polls in 1..40 {
                 let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-                for node in 0..3 {
-                    nodes.set(node, gate);
-                }
+                (0..3).for_each(|node| nodes.set(node, gate));
                 let redlock = scripted(&nodes).build().unwrap();
                 let layer = || once(&redlock).at_most_once(true);
                 let slow = layer().layer(SlowReadiness::of_clones(validity_left(&executed), late));
@@ -272,9 +267,7 @@ async fn guard_dropped_during_an_extension_leaves_no_lock() {
         let nodes = ScriptedNodes::new(3);
         let redlock = scripted(&nodes).build().unwrap();
         let guard = redlock.lock("k").await.unwrap();
-        for node in 0..3 {
-            nodes.set_for(node, OpKind::Confirm, Gate::Slow(ms(slow)));
-        }
+        set_all(&nodes, OpKind::Confirm, Gate::Slow(ms(slow)));
         {
             let mut extending = tokio_test::task::spawn(guard.extend(secs(10)));
             assert!(extending.poll().is_pending());
@@ -335,9 +328,7 @@ async fn two_phases_share_one_deadline_with_a_long_node_timeout() {
             nodes.set(node, Gate::Ready);
             sleep(ms(1)).await;
         }
-        for node in 0..3 {
-            nodes.set(node, Gate::Slow(node_timeout * 6 / 10));
-        }
+        (0..3).for_each(|node| nodes.set(node, Gate::Slow(node_timeout * 6 / 10)));
         sleep(secs(20)).await;
         let began = Instant::now();
         let asked = redlock.try_lock("k").await;

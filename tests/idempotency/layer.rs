@@ -1,7 +1,6 @@
 //! Settings of `IdempotencyLayer`: scopes, keys, fingerprints, headers, methods and rejections.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
@@ -11,18 +10,16 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use axum::{Router, http};
 use http_body_util::Full;
-use support::Answer;
+use support::{Answer, ms};
 use tokio::time::sleep;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, Redlock, Rejection, RequestKind, RestartGuard, key, scope};
 
-use crate::callers::{Payments, layer, pay, request};
+use crate::callers::{Payments, layer, pay, request, scene};
 
 #[tokio::test(start_paused = true)]
 async fn idempotency_keys_are_scoped_by_caller_method_and_path() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let (_nodes, payments, app) = scene();
     let nested = Router::new()
         .nest("/v1", app.clone())
         .nest("/v2", app.clone());
@@ -47,9 +44,7 @@ async fn idempotency_keys_are_scoped_by_caller_method_and_path() {
 
 #[tokio::test(start_paused = true)]
 async fn refreshed_authorization_header_keeps_the_caller_scope() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let (_nodes, payments, app) = scene();
     let with = |credential| {
         let mut request = request("/payments", "a", "amount=5");
         let value = format!("Bearer {credential}").parse().unwrap();
@@ -69,7 +64,7 @@ async fn missing_or_invalid_idempotency_key_is_refused_or_passes() {
     let app = plain.clone().layer(layer(&nodes));
     let code = async |app: &Router, request| {
         let answer = Answer::to(app, request).await;
-        (answer.status.as_u16(), answer.code())
+        answer.told()
     };
     let keyless = || {
         Request::post("/payments")
@@ -129,7 +124,7 @@ async fn rejections_are_problem_json_with_a_documentation_link() {
     }));
     let slow = "/payments?ms=1000";
     let refused = async {
-        sleep(Duration::from_millis(100)).await;
+        sleep(ms(100)).await;
         let keyless = Request::post(slow).header("x-user", "alice");
         [
             (400, "key-missing", keyless.body(Body::empty()).unwrap()),
@@ -151,7 +146,7 @@ async fn rejections_are_problem_json_with_a_documentation_link() {
     });
     assert!(!first.headers.contains_key("link"));
     for (status, code, answer) in refused {
-        assert_eq!((answer.status.as_u16(), answer.code()), (status, code));
+        assert_eq!(answer.told(), (status, code));
         assert_eq!(answer.headers["content-type"], "application/problem+json");
         assert!(answer.headers.contains_key("link"), "{code}");
         let problem: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
@@ -194,8 +189,7 @@ async fn scope_public_is_shared_by_all_callers() {
 
 #[tokio::test(start_paused = true)]
 async fn idempotency_layer_applied_twice_acts_once() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     let layer = layer(&nodes);
     let app = payments.app(layer.clone()).layer(layer);
     let first = pay(&app, "/payments", "a").await;
@@ -229,8 +223,7 @@ async fn long_idempotency_keys_and_paths_fit_the_empty_namespace() {
 
 #[tokio::test(start_paused = true)]
 async fn fingerprint_decides_which_requests_are_equal() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     let app = payments.app(layer(&nodes).fingerprint(|_, body| body.to_vec()));
     let first = pay(&app, "/payments?size=1", "a").await;
     let again = pay(&app, "/payments?size=2", "a").await;
@@ -263,8 +256,7 @@ async fn fingerprint_decides_which_requests_are_equal() {
 
 #[tokio::test(start_paused = true)]
 async fn header_methods_and_rejection_are_configurable() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     let named = layer(&nodes)
         .header("x-once".parse().unwrap())
         .methods([Method::PUT])

@@ -10,7 +10,7 @@ use axum::middleware::map_response;
 use axum::response::IntoResponse;
 use axum::routing::post;
 use http_body_util::Full;
-use support::{Answer, Executed, SlowReadiness, ms, once, redlock, secs, set_all};
+use support::{Answer, Executed, SlowReadiness, ms, once, redlock, secs, set_all, three_nodes};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -222,8 +222,7 @@ async fn inner_refusal_for_a_missing_key_is_no_execution() {
 
 #[tokio::test(start_paused = true)]
 async fn refusal_by_the_second_of_two_inner_locks_is_no_execution() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     for extractor in [false, true] {
         let executed = Executed::default();
         let counted = executed.clone();
@@ -367,8 +366,7 @@ async fn duplicate_refused_by_the_inner_scope_leaves_the_outer_key_free() {
 
 #[tokio::test(start_paused = true)]
 async fn inner_lock_refused_by_drain_is_no_execution() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = redlock(&nodes);
+    let (executed, (nodes, redlock)) = (Executed::default(), three_nodes());
     let locked = per_account(&redlock).layer(counts_begun(&executed));
     let slow = SlowReadiness::new(locked, ms(300));
     let service = once(&redlock).at_most_once(true).layer(slow);

@@ -18,7 +18,7 @@ use axum::routing::post;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body_util::{BodyExt, Full};
-use support::{Executed, ms, once, redlock, secs, set_all};
+use support::{Executed, ms, once, redlock, secs, set_all, three_nodes};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -165,8 +165,7 @@ async fn panic_in_rejection_leaves_no_lock_and_no_intent() {
 
 #[tokio::test(start_paused = true)]
 async fn panic_in_lock_keys_takes_no_lock_and_releases_outer_locks() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     let pay_there = async |_: Locked<Query<Account>>| "paid";
     let app = Router::new().route("/payments", post(pay_there));
     let state = AppState {

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use support::http::{Client, Response};
-use support::{Cluster, Deadline, MonitorLog, Proxy, wait_until};
+use support::{Cluster, MonitorLog, Proxy, ms, secs, until_all_up, wait_until};
 use tokio::time::{Instant, sleep};
 use tower_redlock::{IdempotencyLayer, RedlockLayer, key, scope};
 
 use crate::bank::{
-    Bank, KEY, NODE_TIMEOUT, PATIENCE, POLL, RETRIES, Server, as_recorded, is_contended,
-    is_executed, is_replayed, pay, pttl, record, redlock, said, wait_until_recorded,
+    Bank, KEY, NODE_TIMEOUT, PATIENCE, RETRIES, Server, as_recorded, is_contended, is_executed,
+    is_replayed, pay, pttl, record, redlock, said, wait_until_recorded,
 };
 
 /// A hundred clients of two servers, which send the same at once.
@@ -108,7 +108,7 @@ async fn waiting_duplicates_all_get_the_recorded_response() {
     let cluster = Cluster::start(3);
     let bank = Bank::default();
     let start = || {
-        let patient = |layer: IdempotencyLayer| layer.wait(Duration::from_secs(5));
+        let patient = |layer: IdempotencyLayer| layer.wait(secs(5));
         Server::start_with(&cluster, &bank, NODE_TIMEOUT, patient)
     };
     let servers = [start().await, start().await];
@@ -155,9 +155,7 @@ async fn record_at_one_node_is_not_replayed_before_a_majority_has_it() {
     for size in [0, 20_000] {
         let cluster = Cluster::start(3);
         let bank = Bank::default();
-        let slow = Proxy::start(cluster.servers[2].addr()).await;
-        let mut urls = cluster.urls();
-        urls[2] = slow.url();
+        let (slow, urls) = cluster.behind_proxy(2).await;
         let redlock = redlock(urls, 3, NODE_TIMEOUT).await;
         let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
         let server = Server::serve(redlock, bank.routes().route_layer(layer)).await;
@@ -180,7 +178,7 @@ async fn record_at_one_node_is_not_replayed_before_a_majority_has_it() {
         }
         // Were the two others a majority before the first is heard, it would be executed again: what a
         // minority has is not decided.
-        slow.delay(Duration::from_millis(50));
+        slow.delay(ms(50));
         server.replays(&path, "a", &first).await;
         wait_until_recorded(&cluster).await;
         let copies = cluster.servers.iter();
@@ -197,7 +195,7 @@ async fn repaired_copies_of_a_record_expire_with_the_record() {
     let cluster = Cluster::start(3);
     let bank = Bank::default();
     let retention = |time| move |layer: IdempotencyLayer| layer.retention(time);
-    let hour = retention(Duration::from_secs(3600));
+    let hour = retention(secs(3600));
     let server = Server::start_with(&cluster, &bank, NODE_TIMEOUT, hour).await;
     let first = server.pay("/payments", "a").await;
     wait_until_recorded(&cluster).await;
@@ -214,7 +212,7 @@ async fn repaired_copies_of_a_record_expire_with_the_record() {
     let left = pttl(&cluster.servers[0], &record);
     assert!((30_000..=60_000).contains(&left), "{left} ms");
 
-    let soon = retention(Duration::from_millis(500));
+    let soon = retention(ms(500));
     let forgetful = Server::start_with(&cluster, &bank, NODE_TIMEOUT, soon).await;
     for node in &cluster.servers {
         node.command(&["DEL", &record]);
@@ -320,22 +318,15 @@ fn told(lines: &[String]) -> Told {
 async fn response_is_recorded_although_connections_break_while_recording() {
     for (lost, arrives) in [(3, false), (2, false), (3, true)] {
         let cluster = Cluster::start(3);
-        let mut wires = Vec::new();
-        for server in &cluster.servers {
-            wires.push(Proxy::start(server.addr()).await);
-        }
+        let wires = cluster.proxies().await;
         let urls = wires.iter().map(Proxy::url).collect();
-        let redlock = redlock(urls, 3, Duration::from_secs(2)).await;
+        let redlock = redlock(urls, 3, secs(2)).await;
         let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
         let bank = Bank::default();
         let server = Server::serve(redlock, bank.routes().route_layer(layer)).await;
         let paying = pay(server.addr, "/payments?ms=300", "a");
         let breaking = async {
-            let deadline = Deadline::after(PATIENCE);
-            while bank.executed() == 0 {
-                assert!(!deadline.is_over(), "it is not executed");
-                sleep(POLL).await;
-            }
+            wait_until("executed", PATIENCE, || bank.executed() != 0).await;
             for wire in &wires[..lost] {
                 match arrives {
                     true => wire.delay(PATIENCE),
@@ -343,7 +334,7 @@ async fn response_is_recorded_although_connections_break_while_recording() {
                 }
             }
             // It is sent 300 ms after the execution began, and given up two seconds later.
-            sleep(Duration::from_millis(1_000)).await;
+            sleep(ms(1_000)).await;
             wires.iter().for_each(Proxy::cut);
             wires.iter().for_each(Proxy::pass);
         };
@@ -359,7 +350,7 @@ async fn response_is_recorded_although_connections_break_while_recording() {
 
 #[tokio::test]
 async fn hung_node_delays_neither_executions_nor_replays() {
-    const NODE_TIMEOUT: Duration = Duration::from_secs(2);
+    const NODE_TIMEOUT: Duration = secs(2);
     let cluster = Cluster::start(3);
     let bank = Bank::default();
     let server = Server::start_with(&cluster, &bank, NODE_TIMEOUT, |layer| layer).await;
@@ -378,11 +369,7 @@ async fn hung_node_delays_neither_executions_nor_replays() {
         assert!(took < NODE_TIMEOUT, "1 execution and 10 replays: {took:?}");
         println!("node {hung} hung: 1 execution and 10 replays in {took:?}");
         cluster.servers[hung].cont();
-        let deadline = Deadline::after(PATIENCE);
-        while server.redlock.health().await.up() < 3 {
-            assert!(!deadline.is_over(), "it is not reached again");
-            sleep(POLL).await;
-        }
+        until_all_up(&server.redlock, PATIENCE).await;
     }
     assert_eq!(bank.executed(), 4);
 }

@@ -6,16 +6,16 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
-use support::Cluster;
+use support::{Cluster, secs, wait_until};
 use tower::ServiceExt;
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
 
-const LONGEST: Duration = Duration::from_secs(5);
+const LONGEST: Duration = secs(5);
 
 fn redlock(cluster: &Cluster) -> Redlock {
     let builder = Redlock::builder().urls(cluster.urls());
     // Not what is tested: a busy machine may be slow.
-    let builder = builder.node_timeout(Duration::from_secs(1));
+    let builder = builder.node_timeout(secs(1));
     let builder = builder.restart_guard(RestartGuard::Off);
     builder.build().expect("the settings are valid")
 }
@@ -43,13 +43,10 @@ async fn pay(app: &Router) -> (bool, bool) {
 
 /// Waits until every server has the record.
 async fn recorded_everywhere(cluster: &Cluster) {
-    let everywhere = async {
-        while cluster.servers.iter().any(|s| s.keys("*:done").is_empty()) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let waited = tokio::time::timeout(LONGEST, everywhere).await;
-    waited.expect("all servers have the record in time");
+    wait_until("recorded everywhere", LONGEST, || {
+        cluster.servers.iter().all(|s| !s.keys("*:done").is_empty())
+    })
+    .await;
 }
 
 #[tokio::test]

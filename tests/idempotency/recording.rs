@@ -1,26 +1,23 @@
 //! Which responses are recorded, for how long, and what follows when nodes refuse, fail or forget.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use axum::Router;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
-use support::redlock;
+use support::{ms, redlock, secs};
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, RedlockLayer, key};
 
-use crate::callers::{Payments, layer, pay, request};
+use crate::callers::{Payments, layer, pay, request, scene};
 
 #[tokio::test(start_paused = true)]
 async fn failed_response_is_executed_again_unless_at_most_once() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let (nodes, payments, app) = scene();
     let careful = payments.app(layer(&nodes).at_most_once(true));
     for (number, app) in [&app, &careful].into_iter().enumerate() {
         let key = number.to_string();
@@ -31,10 +28,7 @@ async fn failed_response_is_executed_again_unless_at_most_once() {
         if number == 0 {
             assert_eq!((again.status, again.rejection), (failed.status, None));
         } else {
-            assert_eq!(
-                (again.status, again.code()),
-                (StatusCode::CONFLICT, "outcome-unknown")
-            );
+            assert_eq!(again.told(), (409, "outcome-unknown"));
         }
     }
     assert_eq!(payments.executed(), 3);
@@ -47,8 +41,7 @@ async fn failed_response_is_executed_again_unless_at_most_once() {
 
 #[tokio::test(start_paused = true)]
 async fn panic_leaves_the_idempotency_key_locked_until_its_ttl() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     for at_most_once in [false, true] {
         let app = payments.app(layer(&nodes).at_most_once(at_most_once));
         let key = at_most_once.to_string();
@@ -63,7 +56,7 @@ async fn panic_leaves_the_idempotency_key_locked_until_its_ttl() {
         );
         let again = pay(&app, "/payments?status=418", &key).await;
         assert_eq!(again.code(), "request-in-progress");
-        sleep(Duration::from_secs(11)).await;
+        sleep(secs(11)).await;
         let again = pay(&app, "/payments", &key).await;
         let refused = if at_most_once { "outcome-unknown" } else { "" };
         assert_eq!(again.code(), refused);
@@ -72,16 +65,12 @@ async fn panic_leaves_the_idempotency_key_locked_until_its_ttl() {
 
 #[tokio::test(start_paused = true)]
 async fn response_too_large_to_record_is_sent_once_and_never_executed_again() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     let app = payments.app(layer(&nodes).max_response_body(100));
     let large = pay(&app, "/payments?size=200", "a").await;
     assert_eq!((large.status, large.body.len()), (StatusCode::OK, 221));
     let again = pay(&app, "/payments?size=200", "a").await;
-    assert_eq!(
-        (again.status, again.code()),
-        (StatusCode::CONFLICT, "result-not-kept")
-    );
+    assert_eq!(again.told(), (409, "result-not-kept"));
     // At the limit, and one byte over.
     let full = pay(&app, "/payments?size=79", "b").await;
     assert_eq!(full.body.len(), 100);
@@ -99,9 +88,7 @@ async fn response_too_large_to_record_is_sent_once_and_never_executed_again() {
 
 #[tokio::test(start_paused = true)]
 async fn big_record_is_fetched_once_for_a_replay() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let (nodes, payments, app) = scene();
     let big = pay(&app, "/payments?size=60000", "a").await;
     let again = pay(&app, "/payments?size=60000", "a").await;
     assert!(again.is_replayed());
@@ -113,9 +100,7 @@ async fn big_record_is_fetched_once_for_a_replay() {
 
 #[tokio::test(start_paused = true)]
 async fn replays_repair_a_record_that_one_node_after_another_forgets() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let (nodes, payments, app) = scene();
     let first = pay(&app, "/payments", "a").await;
     for round in 0..2 {
         for node in 0..3 {
@@ -124,7 +109,7 @@ async fn replays_repair_a_record_that_one_node_after_another_forgets() {
             assert!(again.is_replayed(), "round {round}, node {node}");
             assert_eq!(again.body, first.body);
             // Time for what is done in the background.
-            sleep(Duration::from_secs(1)).await;
+            sleep(secs(1)).await;
         }
     }
     assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
@@ -138,9 +123,7 @@ async fn replays_repair_a_record_that_one_node_after_another_forgets() {
 
 #[tokio::test(start_paused = true)]
 async fn execution_that_outlived_its_lock_is_recorded_without_a_rival() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let (nodes, payments, app) = scene();
     (0..2).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Failing));
     let slow = "/payments?ms=60000";
     let first = pay(&app, slow, "a").await;
@@ -154,17 +137,15 @@ async fn execution_that_outlived_its_lock_is_recorded_without_a_rival() {
 #[tokio::test(start_paused = true)]
 async fn record_of_a_minority_is_completed_as_soon_as_a_majority_answers() {
     for mute in [Gate::Never, Gate::Failing] {
-        let nodes = ScriptedNodes::new(3);
-        let payments = Payments::default();
-        let app = payments.app(layer(&nodes));
+        let (nodes, payments, app) = scene();
         for node in 0..2 {
             nodes.set_for(node, OpKind::Record, mute);
-            nodes.set_for(node, OpKind::Look, Gate::Slow(Duration::from_millis(20)));
+            nodes.set_for(node, OpKind::Look, Gate::Slow(ms(20)));
         }
         // After they were asked to record, and before their answers to the look.
         let back = async {
             while nodes.sent(0, OpKind::Look) == 0 {
-                sleep(Duration::from_millis(1)).await;
+                sleep(ms(1)).await;
             }
             (0..2).for_each(|node| nodes.set(node, Gate::Ready));
         };
@@ -181,8 +162,7 @@ async fn record_of_a_minority_is_completed_as_soon_as_a_majority_answers() {
 
 #[tokio::test(start_paused = true)]
 async fn response_without_a_majority_of_records_is_marked_unrecorded() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     let redlock = redlock(&nodes);
     let layer = IdempotencyLayer::new(redlock.clone(), key::header("x-user"));
     let app = payments.app(layer);
@@ -198,15 +178,13 @@ async fn response_without_a_majority_of_records_is_marked_unrecorded() {
     assert_eq!(again.status, StatusCode::CONFLICT);
     assert_eq!(payments.executed(), 1);
     // Drain reports where it stays.
-    let drained = redlock.drain(Duration::from_secs(1)).await;
+    let drained = redlock.drain(secs(1)).await;
     assert!(!drained.is_clean(), "{drained:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn unavailable_quorum_is_503_without_an_execution() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let (nodes, payments, app) = scene();
     nodes.set(0, Gate::Down);
     nodes.set(1, Gate::Never);
     let refused = pay(&app, "/payments", "a").await;
@@ -217,21 +195,19 @@ async fn unavailable_quorum_is_503_without_an_execution() {
 
 #[tokio::test(start_paused = true)]
 async fn records_expire_after_their_retention() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes).retention(Duration::from_secs(100)));
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
+    let app = payments.app(layer(&nodes).retention(secs(100)));
     pay(&app, "/payments", "a").await;
-    sleep(Duration::from_secs(99)).await;
+    sleep(secs(99)).await;
     assert!(pay(&app, "/payments", "a").await.is_replayed());
-    sleep(Duration::from_secs(2)).await;
+    sleep(secs(2)).await;
     assert!(!pay(&app, "/payments", "a").await.is_replayed());
     assert_eq!(payments.executed(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn inner_refusal_is_not_recorded() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     let redlock = redlock(&nodes);
     // Layers that come later stand outside: the lock is within.
     let pay_within = post({
@@ -261,20 +237,19 @@ async fn inner_service_error_leaves_the_idempotency_key_locked_until_its_ttl() {
     let failed = failing.oneshot(request("/payments", "a", "")).await;
     assert_eq!(failed.err(), Some("perhaps an effect"));
     assert_eq!(nodes.locks(), [1, 1, 1]);
-    sleep(Duration::from_secs(11)).await;
+    sleep(secs(11)).await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn execution_that_lost_its_lease_gets_conflicting_outcomes_and_no_replay() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     let (slow, other) = (payments.app(layer(&nodes)), payments.app(layer(&nodes)));
     let (first, second) = tokio::join!(pay(&slow, "/payments?ms=60000", "a"), async {
-        sleep(Duration::from_secs(10)).await;
+        sleep(secs(10)).await;
         // The lock of the first is over by then, and no other server can know of it.
         (0..3).for_each(|node| nodes.wipe(node));
-        sleep(Duration::from_secs(20)).await;
+        sleep(secs(20)).await;
         pay(&other, "/payments", "a").await
     });
     assert_eq!(second.body, "payment 1 of 8 bytes ");
@@ -284,9 +259,7 @@ async fn execution_that_lost_its_lease_gets_conflicting_outcomes_and_no_replay()
 
 #[tokio::test(start_paused = true)]
 async fn protocol_upgrade_is_not_replayed() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let (_nodes, payments, app) = scene();
     let first = pay(&app, "/payments?status=101", "a").await;
     assert_eq!(first.status, StatusCode::SWITCHING_PROTOCOLS);
     let again = pay(&app, "/payments?status=101", "a").await;
@@ -295,8 +268,7 @@ async fn protocol_upgrade_is_not_replayed() {
 
 #[tokio::test(start_paused = true)]
 async fn encrypt_and_compress_above_replay_the_response_unchanged() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     let with = |keys: RecordKeys| payments.app(layer(&nodes).compress_above(1024).encrypt(keys));
     let first = with(RecordKeys::new(1, &[1; 32]));
     let large = "/payments?size=60000";
@@ -313,10 +285,7 @@ async fn encrypt_and_compress_above_replay_the_response_unchanged() {
     let without = payments.app(layer(&nodes));
     for other in [with(RecordKeys::new(2, &[2; 32])), without] {
         let refused = pay(&other, large, "a").await;
-        assert_eq!(
-            (refused.status.as_u16(), refused.code()),
-            (500, "misconfigured")
-        );
+        assert_eq!(refused.told(), (500, "misconfigured"));
     }
     assert_eq!(
         payments.executed(),
@@ -333,7 +302,7 @@ async fn record_survives_two_of_five_forgetful_nodes_and_not_three() {
         let app = payments.app(layer(&nodes));
         pay(&app, "/payments", "a").await;
         // All five have it a moment later.
-        sleep(Duration::from_secs(1)).await;
+        sleep(secs(1)).await;
         nodes.wipe(one);
         nodes.wipe(other);
         assert!(
@@ -346,7 +315,7 @@ async fn record_survives_two_of_five_forgetful_nodes_and_not_three() {
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
     pay(&app, "/payments", "a").await;
-    sleep(Duration::from_secs(1)).await;
+    sleep(secs(1)).await;
     (0..3).for_each(|node| nodes.wipe(node));
     // Those that have it are too late to be heard.
     (3..5).for_each(|node| nodes.set(node, Gate::Down));
@@ -356,27 +325,23 @@ async fn record_survives_two_of_five_forgetful_nodes_and_not_three() {
 
 #[tokio::test(start_paused = true)]
 async fn require_record_answers_outcome_unknown_without_a_majority_of_records() {
-    let nodes = ScriptedNodes::new(3);
-    let payments = Payments::default();
+    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
     let once = layer(&nodes).require_record(true);
-    let app = payments.app(once.ttl(Duration::from_secs(2)).unwrap());
+    let app = payments.app(once.ttl(secs(2)).unwrap());
     for node in 0..2 {
         nodes.set_for(node, OpKind::Record, Gate::Failing);
         nodes.set_for(node, OpKind::Look, Gate::Failing);
     }
     nodes.set(2, Gate::Down);
     let failed = pay(&app, "/payments", "a").await;
-    assert_eq!(
-        (failed.status, failed.code()),
-        (StatusCode::CONFLICT, "outcome-unknown")
-    );
+    assert_eq!(failed.told(), (409, "outcome-unknown"));
     assert!(!failed.body.starts_with(b"payment"), "{:?}", failed.body);
     assert_eq!(
         pay(&app, "/payments", "a").await.code(),
         "request-in-progress"
     );
     // The lock has ended by its ttl, and no node has a record.
-    sleep(Duration::from_secs(3)).await;
+    sleep(secs(3)).await;
     (0..3).for_each(|node| nodes.set(node, Gate::Ready));
     for node in 0..2 {
         nodes.set_for(node, OpKind::Record, Gate::Ready);
@@ -396,8 +361,7 @@ async fn at_most_once_is_outcome_unknown_while_a_majority_keeps_the_intent() {
         (true, &[2], "outcome-unknown"),
         (true, &[1], ""),
     ] {
-        let nodes = ScriptedNodes::new(3);
-        let payments = Payments::default();
+        let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
         let app = payments.app(layer(&nodes).at_most_once(true));
         if is_down {
             // It never hears that anything has begun.

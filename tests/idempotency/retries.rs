@@ -9,7 +9,7 @@ use axum::extract::{Query, Request};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
-use support::{Executed, ms, once, redlock, secs};
+use support::{Executed, ms, once, redlock, secs, three_nodes};
 use tokio::time::sleep;
 use tower::retry::RetryLayer;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
@@ -109,8 +109,7 @@ async fn inner_retry_that_fails_after_a_lost_lock_leaves_the_key_locked_until_it
 #[tokio::test(start_paused = true)]
 async fn retry_between_two_layers_executes_again_and_is_recorded() {
     for (at_most_once, executions) in [(false, 2), (true, 1)] {
-        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let redlock = redlock(&nodes);
+        let (executed, (_nodes, redlock)) = (Executed::default(), three_nodes());
         let counted = executed.clone();
         let handler = service_fn(move |_| {
             let number = counted.one_more();
@@ -144,8 +143,7 @@ async fn retry_between_two_layers_executes_again_and_is_recorded() {
 
 #[tokio::test(start_paused = true)]
 async fn inner_retry_that_is_refused_after_an_execution_counts_as_executed() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = redlock(&nodes);
+    let (executed, (_nodes, redlock)) = (Executed::default(), three_nodes());
     let (counted, locks) = (executed.clone(), redlock.clone());
     // Takes the lock itself when it fails, so that the retry is refused.
     let handler = service_fn(move |_| {
@@ -211,8 +209,7 @@ async fn inner_retry_that_executes_after_a_refused_extractor_is_recorded() {
 
 #[tokio::test(start_paused = true)]
 async fn outer_retry_does_not_meet_the_lock_of_its_first_attempt() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
     for with_error in [false, true] {
         let calls = Executed::default();

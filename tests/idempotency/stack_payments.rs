@@ -1,14 +1,12 @@
 //! Payments with a body, and handlers that answer them.
 
-use std::time::Duration;
-
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::request::Builder;
 use axum::response::IntoResponse;
 use axum::routing::{any, post};
-use support::{Answer, Executed, redlock};
+use support::{Answer, Executed, redlock, secs};
 use tokio::time::sleep;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{IdempotencyLayer, scope};
@@ -43,7 +41,7 @@ pub(crate) fn answering<R: IntoResponse>(
 pub(crate) fn slow(executed: &Executed) -> Router {
     let executed = executed.clone();
     let pay = async move || {
-        sleep(Duration::from_secs(2)).await;
+        sleep(secs(2)).await;
         format!("payment {}", executed.one_more())
     };
     Router::new().route("/payments", post(pay))

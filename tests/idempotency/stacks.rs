@@ -16,10 +16,10 @@ use axum::routing::{any, get, post};
 use futures_util::stream;
 use http_body_util::{Limited, StreamBody};
 use hyper::body::Frame;
-use support::http::Client;
-use support::{Answer, Deadline, Executed, redlock, subscribe};
+use support::http::{Client, listen};
+use support::{Answer, Executed, ms, redlock, secs, subscribe, wait_until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceBuilder};
@@ -102,12 +102,12 @@ async fn authentication_outside_refuses_unrecorded_and_scopes_callers() {
 #[tokio::test(start_paused = true)]
 async fn timeout_outside_lets_the_execution_finish_and_inside_frees_the_key() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let short = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(1));
+    let short = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, secs(1));
     let outside = slow(&executed).layer(layer(&nodes)).layer(short);
     let late = pay(&outside, "a").await;
     assert_eq!(late.status, StatusCode::REQUEST_TIMEOUT);
     assert_eq!(pay(&outside, "a").await.code(), "request-in-progress");
-    sleep(Duration::from_secs(2)).await;
+    sleep(secs(2)).await;
     let again = pay(&outside, "a").await;
     assert!(again.is_replayed());
     assert_eq!((again.body, executed.count()), ("payment 1".into(), 1));
@@ -147,7 +147,7 @@ async fn catch_panic_inside_frees_the_key_and_outside_leaves_it_to_its_ttl() {
         if !within {
             // What the handler did by then is not known.
             assert_eq!(pay(&app, &key).await.code(), "request-in-progress");
-            sleep(Duration::from_secs(11)).await;
+            sleep(secs(11)).await;
         }
         let paid = pay(&app, &key).await;
         assert_eq!((paid.status, paid.is_replayed()), (StatusCode::OK, false));
@@ -338,9 +338,7 @@ impl Server {
             .route("/", post(pay))
             .route("/trailers", post(with_trailers))
             .route_layer(once);
-        let listener = TcpListener::bind("127.0.0.1:0").await;
-        let listener = listener.expect("127.0.0.1 has a free port");
-        let addr = listener.local_addr().expect("a bound listener has one");
+        let (listener, addr) = listen().await;
         let serving = tokio::spawn(async move {
             let served = axum::serve(listener, app).await;
             served.expect("axum serves until it is aborted");
@@ -369,11 +367,7 @@ impl Server {
     }
 
     async fn wait_until_executed(&self, times: usize) {
-        let deadline = Deadline::after(PATIENCE);
-        while self.executed.count() < times {
-            assert!(!deadline.is_over(), "it is not executed");
-            sleep(POLL).await;
-        }
+        wait_until("executed", PATIENCE, || self.executed.count() >= times).await;
     }
 }
 
@@ -489,7 +483,7 @@ async fn client_that_disconnects_gets_a_replay_also_from_a_draining_server() {
     let may_end = Arc::new(tokio::sync::Semaphore::new(0));
     let server = Server::start(&may_end).await;
     let mut client = Client::connect(server.addr).await;
-    let asked = timeout(Duration::from_millis(200), async {
+    let asked = timeout(ms(200), async {
         client
             .request("POST", "/", &[(KEY, "a")], b"amount=5")
             .await
@@ -502,7 +496,7 @@ async fn client_that_disconnects_gets_a_replay_also_from_a_draining_server() {
     // No client waits for the answer any more; drain waits for the record.
     let redlock = server.redlock.clone();
     let draining = tokio::spawn(async move { redlock.drain(PATIENCE).await });
-    sleep(Duration::from_millis(50)).await;
+    sleep(ms(50)).await;
     assert!(!draining.is_finished());
     may_end.add_permits(1);
     let drained = draining.await.unwrap();
@@ -511,6 +505,4 @@ async fn client_that_disconnects_gets_a_replay_also_from_a_draining_server() {
 }
 
 /// How long anything may take that must happen.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-const POLL: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = secs(10);

@@ -7,7 +7,7 @@ use axum::extract::{OriginalUri, Request};
 use axum::http::header::HOST;
 use axum::http::{HeaderValue, Response, StatusCode};
 use axum::routing::{any, post};
-use support::{Executed, SlowReadiness, ms, once, redlock, secs, set_all};
+use support::{Executed, SlowReadiness, ms, once, redlock, secs, set_all, three_nodes};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tower::limit::ConcurrencyLimitLayer;
@@ -93,8 +93,7 @@ async fn waiting_duplicates_of_a_failed_execution_execute_once_and_share_the_rec
 
 #[tokio::test(start_paused = true)]
 async fn waiting_duplicates_do_not_deadlock_a_concurrency_limit() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = redlock(&nodes);
+    let (executed, (_nodes, redlock)) = (Executed::default(), three_nodes());
     let limit = ConcurrencyLimitLayer::new(1);
     let target = "/payments?account=1&ms=100";
     let app = counts_begun(&executed).layer(per_account(&redlock).wait(secs(5)));
@@ -191,8 +190,7 @@ where
 
 #[tokio::test(start_paused = true)]
 async fn drain_waits_for_a_pending_execution_and_reports_an_endless_one_as_held() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = redlock(&nodes);
+    let (executed, (nodes, redlock)) = (Executed::default(), three_nodes());
     let slow = SlowReadiness::new(counts_begun(&executed), ms(300));
     let service = once(&redlock).at_most_once(true).layer(slow);
     let call = tokio::spawn(service.clone().oneshot(request("/payments?ms=100", "a")));
@@ -271,8 +269,7 @@ async fn max_hold_stops_an_execution_whose_lock_ended_before() {
 
 #[tokio::test(start_paused = true)]
 async fn retention_zero_executes_again_and_max_waiters_zero_refuses_duplicates() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = redlock(&nodes);
+    let (executed, (nodes, redlock)) = (Executed::default(), three_nodes());
     let app = counts_begun(&executed).layer(once(&redlock).retention(Duration::ZERO));
     for number in 1..4 {
         let paid = pay(&app, "/payments", "a").await;

@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::fmt::{Debug, Display};
 use std::hash::Hash;
-use std::time::Duration;
 
+use support::secs;
 use tower_redlock::{
     AlreadyReleased, BuildError, Drained, ExtendError, FencingToken, Health, KeyError, LockError,
     LockFuture, LockGuard, LockHandle, LockKey, LockKeys, LockRequest, Lost, LostReason,
@@ -88,7 +88,7 @@ async fn futures_of_all_lock_operations_are_send() {
         .await
         .unwrap();
     let handle = guard.handle();
-    let ttl = Duration::from_secs(5);
+    let ttl = secs(5);
     is_send_future(guard.extend(ttl)).await.unwrap();
     is_send_future(handle.extend(ttl)).await.unwrap();
     is_send_future(guard.release()).await.unwrap();

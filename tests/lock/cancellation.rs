@@ -4,10 +4,10 @@ use std::future::{Future, IntoFuture};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
-use support::ms;
+use support::{assert_matches, ms, poll_times};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
@@ -50,6 +50,12 @@ fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
         .node_timeout(NODE_TIMEOUT)
 }
 
+fn scene() -> (ScriptedNodes, Redlock) {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    (nodes, redlock)
+}
+
 fn set_all(nodes: &ScriptedNodes, gates: [Gate; 3]) {
     for (node, gate) in gates.into_iter().enumerate() {
         nodes.set(node, gate);
@@ -87,25 +93,6 @@ fn uneven_fences(nodes: &ScriptedNodes, key: &str) {
     }
 }
 
-/// Polls a future so many times, then gives it back unfinished, or its output if it has finished.
-///
-/// Between polls the other tasks get a turn, and every fourth time 10 ms pass. All delays of the
-/// nodes and the node timeout are multiples of that, so that the future is left at each moment at
-/// which something happens, before, amid and after it.
-async fn poll_times<F: Future + Unpin>(future: &mut F, times: usize) -> Option<F::Output> {
-    for poll in 0..times {
-        if let Poll::Ready(output) = futures_util::poll!(&mut *future) {
-            return Some(output);
-        }
-        if poll % 4 == 3 {
-            sleep(ms(10)).await;
-        } else {
-            yield_now().await;
-        }
-    }
-    None
-}
-
 /// Ends the service and makes sure that this takes no longer than the nodes are waited for.
 async fn drain(redlock: &Redlock, what: &str) {
     let began = Instant::now();
@@ -134,7 +121,7 @@ async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: b
             let redlock = build();
             let request = redlock.lock_all(keys.iter().copied()).wait(Duration::ZERO);
             let mut asking = Box::pin(request.into_future());
-            let outcome = poll_times(&mut asking, polls).await;
+            let outcome = poll_times(&mut asking, polls, 4).await;
             let finished = outcome.is_some();
             // A guard is dropped here too, at the moment it was handed out.
             drop((asking, outcome));
@@ -189,7 +176,7 @@ async fn dropped_lock_request_does_not_delay_the_next_caller_of_the_process() {
             set_all(&nodes, gates);
             let redlock = builder(&nodes).build().unwrap();
             let mut asking = Box::pin(redlock.try_lock("k").into_future());
-            drop(poll_times(&mut asking, polls).await);
+            drop(poll_times(&mut asking, polls, 4).await);
             drop(asking);
             // The lease task sees it at its next turn, however the nodes are.
             yield_now().await;
@@ -197,7 +184,7 @@ async fn dropped_lock_request_does_not_delay_the_next_caller_of_the_process() {
 
             let asked = nodes.sent(0, OpKind::Acquire);
             let mut asking = Box::pin(redlock.try_lock("k").into_future());
-            drop(poll_times(&mut asking, 2).await);
+            drop(poll_times(&mut asking, 2, 4).await);
             assert_eq!(nodes.sent(0, OpKind::Acquire), asked + 1, "{what}");
             drop(asking);
 
@@ -212,20 +199,19 @@ async fn dropped_lock_request_does_not_delay_the_next_caller_of_the_process() {
 #[tokio::test(start_paused = true)]
 async fn waiter_dropped_at_any_poll_leaves_the_queue_and_no_key() {
     for polls in 0..60 {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = builder(&nodes).build().unwrap();
+        let (nodes, redlock) = scene();
         let guard = redlock.lock("k").await.unwrap();
         let mut queued = Box::pin(redlock.lock("k").into_future());
         let mut behind = Box::pin(redlock.lock("k").into_future());
-        assert!(poll_times(&mut queued, 1).await.is_none());
-        assert!(poll_times(&mut behind, 1).await.is_none());
+        assert!(poll_times(&mut queued, 1, 4).await.is_none());
+        assert!(poll_times(&mut behind, 1, 4).await.is_none());
         if polls >= 10 {
             // The turn comes to the one that is about to go.
             drop(guard);
-            drop(poll_times(&mut queued, polls - 10).await);
+            drop(poll_times(&mut queued, polls - 10, 4).await);
             drop(queued);
         } else {
-            drop(poll_times(&mut queued, polls).await);
+            drop(poll_times(&mut queued, polls, 4).await);
             drop((queued, guard));
         }
         let next = behind.await.unwrap();
@@ -239,11 +225,8 @@ async fn waiter_dropped_at_any_poll_leaves_the_queue_and_no_key() {
 #[tokio::test(start_paused = true)]
 async fn remote_waiter_dropped_at_any_poll_leaves_no_key() {
     for polls in 0..60 {
-        let nodes = ScriptedNodes::new(3);
-        let (here, there) = (
-            builder(&nodes).build().unwrap(),
-            builder(&nodes).build().unwrap(),
-        );
+        let (nodes, here) = scene();
+        let there = builder(&nodes).build().unwrap();
         let guard = there.lock("k").await.unwrap();
         // Released somewhere in the middle.
         tokio::spawn(async move {
@@ -251,7 +234,7 @@ async fn remote_waiter_dropped_at_any_poll_leaves_no_key() {
             drop(guard);
         });
         let mut asking = Box::pin(here.lock("k").into_future());
-        drop(poll_times(&mut asking, polls).await);
+        drop(poll_times(&mut asking, polls, 4).await);
         drop(asking);
         drain(&here, "polling waiter").await;
         sleep(ms(100)).await;
@@ -275,13 +258,12 @@ async fn release_dropped_at_any_poll_releases_every_node_that_answers() {
     for gates in all_gates() {
         for polls in 0.. {
             let what = format!("{gates:?} after {polls} polls");
-            let nodes = ScriptedNodes::new(3);
-            let redlock = builder(&nodes).build().unwrap();
+            let (nodes, redlock) = scene();
             let guard = redlock.try_lock("k").await.unwrap();
             assert_eq!(nodes.locks(), [1, 1, 1]);
             set_all_for(&nodes, OpKind::Release, gates);
             let mut releasing = Box::pin(guard.release());
-            let outcome = poll_times(&mut releasing, polls).await;
+            let outcome = poll_times(&mut releasing, polls, 4).await;
             drop(releasing);
 
             if let Some(outcome) = &outcome {
@@ -341,7 +323,7 @@ async fn release_of_a_bare_majority_dropped_at_any_poll_releases_every_node() {
                 few => panic!("{what}: {few} are no majority"),
             }
             let mut releasing = Box::pin(guard.release());
-            match poll_times(&mut releasing, polls).await {
+            match poll_times(&mut releasing, polls, 4).await {
                 Some(_) => done += 1,
                 None => cut_short += 1,
             }
@@ -365,8 +347,7 @@ async fn guard_dropped_during_a_renewal_leaves_no_key() {
     for gates in all_gates() {
         for after in [0, 10, 50, 60] {
             let what = format!("{gates:?} {after} ms into the renewal");
-            let nodes = ScriptedNodes::new(3);
-            let redlock = builder(&nodes).build().unwrap();
+            let (nodes, redlock) = scene();
             let guard = redlock.try_lock("k").await.unwrap();
             set_all_for(&nodes, OpKind::Confirm, gates);
             sleep(TTL / 3 + ms(1 + after)).await;
@@ -391,7 +372,7 @@ async fn extension_dropped_at_any_poll_leaves_a_valid_lock_that_can_be_released(
             let end = Instant::now() + guard.valid_for();
             {
                 let mut extending = pin!(guard.extend(TTL));
-                drop(poll_times(&mut extending, polls).await);
+                drop(poll_times(&mut extending, polls, 4).await);
             }
             assert!(Instant::now() + guard.valid_for() >= end, "{what}");
             drop(guard);
@@ -406,8 +387,7 @@ async fn extension_dropped_at_any_poll_leaves_a_valid_lock_that_can_be_released(
 async fn panic_while_acquiring_is_a_lock_error_and_leaves_no_key() {
     for panicking in 0..3 {
         for uneven in [false, true] {
-            let nodes = ScriptedNodes::new(3);
-            let redlock = builder(&nodes).build().unwrap();
+            let (nodes, redlock) = scene();
             let other = redlock.try_lock("other").await.unwrap();
             let kind = if uneven {
                 // In the second phase.
@@ -423,7 +403,7 @@ async fn panic_while_acquiring_is_a_lock_error_and_leaves_no_key() {
                 assert_eq!(panicking, 1);
                 continue;
             }
-            assert!(matches!(failed, Err(LockError::Closed)), "{failed:?}");
+            assert_matches!(failed, Err(LockError::Closed));
             assert_eq!(nodes.locks(), [1, 1, 1], "only the other key");
             // The key is free in the process as well, and other locks are unaffected.
             nodes.set(panicking, Gate::Ready);
@@ -438,8 +418,7 @@ async fn panic_while_acquiring_is_a_lock_error_and_leaves_no_key() {
 
 #[tokio::test(start_paused = true)]
 async fn panic_while_renewing_resolves_lost_and_never_releases_under_the_guard() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, redlock) = scene();
     let guard = redlock.try_lock("k").await.unwrap();
     let other = redlock.try_lock("other").await.unwrap();
     let began = Instant::now();
@@ -457,10 +436,7 @@ async fn panic_while_renewing_resolves_lost_and_never_releases_under_the_guard()
     assert_eq!(nodes.locks(), [2, 2, 2]);
     let elsewhere = builder(&nodes).build().unwrap();
     let refused = elsewhere.try_lock("k").await;
-    assert!(
-        matches!(refused, Err(LockError::Contended { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LockError::Contended { .. }));
     // The front of this process is free: the nodes are asked.
     let asked = nodes.sent(0, OpKind::Acquire);
     assert!(redlock.try_lock("k").await.is_err());
@@ -478,8 +454,7 @@ async fn panic_while_renewing_resolves_lost_and_never_releases_under_the_guard()
 
 #[tokio::test(start_paused = true)]
 async fn panic_while_renewing_leaves_other_locks_alone() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, redlock) = scene();
     let guard = redlock.try_lock("k").await.unwrap();
     sleep(TTL / 6).await;
     let other = redlock.try_lock("other").await.unwrap();
@@ -499,8 +474,7 @@ async fn panic_while_renewing_leaves_other_locks_alone() {
 #[tokio::test(start_paused = true)]
 async fn panic_while_releasing_leaves_the_key_to_its_ttl_and_the_local_queue_free() {
     for panicking in 0..3 {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = builder(&nodes).build().unwrap();
+        let (nodes, redlock) = scene();
         let guard = redlock.try_lock("k").await.unwrap();
         let (lost, handle) = (guard.lost(), guard.handle());
         nodes.set_for(panicking, OpKind::Release, Gate::Panic);
@@ -529,8 +503,7 @@ async fn panic_while_releasing_leaves_the_key_to_its_ttl_and_the_local_queue_fre
 /// A panic within a drop, while another one unwinds the task, would abort the process.
 #[tokio::test(start_paused = true)]
 async fn panic_of_every_request_aborts_nothing() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, redlock) = scene();
     let guard = redlock.try_lock("held").await.unwrap();
     let reader = redlock.try_lock("read").shared().await.unwrap();
     let elsewhere = builder(&nodes).build().unwrap();
@@ -543,7 +516,7 @@ async fn panic_of_every_request_aborts_nothing() {
     drop(waiting);
     for request in [redlock.try_lock("k"), redlock.try_lock("k").shared()] {
         let failed = request.await;
-        assert!(matches!(failed, Err(LockError::Closed)), "{failed:?}");
+        assert_matches!(failed, Err(LockError::Closed));
     }
     // Only one of the nodes panics.
     set_all(&nodes, [Gate::Ready; 3]);
@@ -560,8 +533,7 @@ async fn panic_of_every_request_aborts_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn panic_of_the_holder_releases_the_lock() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, redlock) = scene();
     let holder = redlock.clone();
     let job = tokio::spawn(async move {
         let _guard = holder.try_lock("k").await.unwrap();
@@ -589,8 +561,7 @@ fn lock_request_polled_outside_of_a_runtime_panics_and_leaves_no_key() {
 
 #[test]
 fn lock_future_dropped_outside_of_a_runtime_is_released_in_its_own() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, redlock) = scene();
     set_all_for(&nodes, OpKind::Acquire, [Gate::Mute; 3]);
     set_all_for(&nodes, OpKind::Release, [Gate::Never; 3]);
     let mut request = redlock.lock("k").into_future();

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::secs;
+use support::{assert_matches, secs, three_nodes_with};
 use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken};
@@ -15,8 +15,21 @@ pub(crate) fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
     Redlock::builder().scripted(nodes).ttl(secs(10))
 }
 
-/// Redlocks that know of each other as processes do, through their nodes alone.
-pub(crate) fn processes<const N: usize>(nodes: &ScriptedNodes) -> [Redlock; N] {
+/// Three nodes, and a redlock with other settings.
+pub(crate) fn process_with(
+    set: impl FnOnce(RedlockBuilder) -> RedlockBuilder,
+) -> (ScriptedNodes, Redlock) {
+    three_nodes_with(|builder| set(builder.ttl(secs(10))))
+}
+
+/// Three nodes, and redlocks that know of each other as processes do, through the nodes alone.
+pub(crate) fn processes<const N: usize>() -> (ScriptedNodes, [Redlock; N]) {
+    let nodes = ScriptedNodes::new(3);
+    let redlocks = processes_of(&nodes);
+    (nodes, redlocks)
+}
+
+pub(crate) fn processes_of<const N: usize>(nodes: &ScriptedNodes) -> [Redlock; N] {
     [(); N].map(|()| builder(nodes).build().unwrap())
 }
 
@@ -93,10 +106,7 @@ pub(crate) fn spread_fences(nodes: &ScriptedNodes, key: &str) {
             ttl,
             retention,
         };
-        assert!(matches!(
-            foreign.send(nodes, node, acquire),
-            Reply::Granted(_)
-        ));
+        assert_matches!(foreign.send(nodes, node, acquire), Reply::Granted(_));
         assert_eq!(foreign.send(nodes, node, Op::Release), Reply::Released);
     }
 }

@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 use std::pin::pin;
 use std::time::Duration;
 
-use support::{Executed, ms, redlock, secs, set_all};
+use support::{Executed, assert_matches, ms, redlock, secs, set_all, three_nodes};
 use tokio::runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -170,8 +170,7 @@ async fn drain_while_a_caller_asks_closes_all_that_wait_for_its_decision() {
 /// Those who want other things are not told what became of the first.
 #[tokio::test(start_paused = true)]
 async fn failure_of_another_request_is_not_shared() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
+    let (nodes, redlock) = three_nodes();
     // At two nodes, the second key has a fence at its largest value, which refuses every grant.
     for node in 0..2 {
         let full = Foreign::new("l");
@@ -189,10 +188,7 @@ async fn failure_of_another_request_is_not_shared() {
         },
         redlock.once("l").run(|_| async { Ok::<_, ()>(()) }),
     );
-    assert!(
-        matches!(both, Err(LockError::Unavailable { .. })),
-        "{both:?}"
-    );
+    assert_matches!(both, Err(LockError::Unavailable { .. }));
     assert!(one.is_ok(), "{one:?}");
     assert!(slot.is_ok(), "{slot:?}");
     assert!(once.is_err(), "{once:?}");

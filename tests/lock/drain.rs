@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use support::{ms, secs};
+use support::{ms, secs, three_nodes, three_nodes_with};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::LockKeys;
-use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::test_util::{Gate, OpKind};
 use tower_redlock::{Drained, ExtendError, LockError, LostReason, Redlock, ReleaseError};
 
-use crate::common::builder;
+use crate::common::{process_with, processes};
 
 /// Drain also reports locks that were released before it was called.
 #[tokio::test(start_paused = true)]
 async fn drain_names_a_node_that_did_not_confirm_an_earlier_release() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let (nodes, redlock) = three_nodes();
     for key in ["a", "b"] {
         let guard = redlock.try_lock(key).await.unwrap();
         nodes.set_for(0, OpKind::Release, Gate::Never);
@@ -36,8 +35,7 @@ async fn drain_names_a_node_that_did_not_confirm_an_earlier_release() {
 
 #[tokio::test(start_paused = true)]
 async fn drain_forgets_an_unconfirmed_release_when_it_is_confirmed_late() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let (nodes, redlock) = three_nodes();
     let guard = redlock.lock_all(["a", "b"]).await.unwrap();
     for (node, late) in [(0, 1), (1, 2), (2, 3)] {
         nodes.set_for(node, OpKind::Release, Gate::Slow(secs(late)));
@@ -59,8 +57,7 @@ async fn drain_at_its_timeout_releases_no_lock_under_a_live_guard() {
     for renew in [true, false] {
         for timeout in [ms(0), ms(1), secs(4), secs(9)] {
             let what = format!("renewal {renew}, a drain of {timeout:?}");
-            let nodes = ScriptedNodes::new(3);
-            let redlock = builder(&nodes).renew(renew).build().unwrap();
+            let (nodes, redlock) = process_with(|builder| builder.renew(renew));
             let guard = redlock.try_lock("guard").await.unwrap();
             let other = redlock.try_lock("share").await.unwrap();
             let share = other.handle().upgrade().unwrap();
@@ -90,12 +87,7 @@ async fn drain_at_its_timeout_releases_no_lock_under_a_live_guard() {
 
 #[tokio::test(start_paused = true)]
 async fn drain_waits_for_the_holders_and_leaves_no_key() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder()
-        .scripted(&nodes)
-        .ttl(secs(1))
-        .build()
-        .unwrap();
+    let (nodes, redlock) = three_nodes_with(|builder| builder.ttl(secs(1)));
     for (key, held) in [("a", 10), ("b", 3_000)] {
         let guard = redlock.try_lock(key).await.unwrap();
         tokio::spawn(async move {
@@ -134,12 +126,7 @@ async fn drain_waits_for_the_holders_and_leaves_no_key() {
 
 #[tokio::test(start_paused = true)]
 async fn drain_ends_at_its_timeout_and_releases_nothing_under_a_guard() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder()
-        .scripted(&nodes)
-        .ttl(secs(1))
-        .build()
-        .unwrap();
+    let (nodes, redlock) = three_nodes_with(|builder| builder.ttl(secs(1)));
     let guard = redlock.lock_all(["a", "b"]).await.unwrap();
     let other = redlock.try_lock("c").await.unwrap();
     let handle = other.handle();
@@ -173,8 +160,7 @@ async fn drain_ends_at_its_timeout_and_releases_nothing_under_a_guard() {
 #[tokio::test(start_paused = true)]
 async fn drain_names_the_nodes_that_did_not_confirm_a_release() {
     for gate in [Gate::Never, Gate::Failing, Gate::Down, Gate::Mute] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+        let (nodes, redlock) = three_nodes();
         let guard = redlock.try_lock("k").await.unwrap();
         nodes.set(1, gate);
         nodes.set(2, gate);
@@ -200,8 +186,7 @@ async fn drain_names_the_nodes_that_did_not_confirm_a_release() {
 #[tokio::test(start_paused = true)]
 async fn node_that_never_got_the_request_does_not_lag_in_a_drain() {
     for (gate, lags) in [(Gate::Down, false), (Gate::Failing, true)] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+        let (nodes, redlock) = three_nodes();
         nodes.set(0, gate);
         let guard = redlock.try_lock("k").await.unwrap();
         nodes.set(0, Gate::Never);
@@ -226,8 +211,7 @@ async fn drain_of_an_idle_redlock_is_clean_and_immediate() {
 /// The last request that locks a key may reach a node as late as its ttl, and the key lives for another.
 #[tokio::test(start_paused = true)]
 async fn drain_reports_an_unconfirmed_release_for_two_ttl() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).ttl(secs(10)).build().unwrap();
+    let (nodes, redlock) = process_with(|builder| builder.ttl(secs(10)));
     let guard = redlock.try_lock("k").await.unwrap();
     (0..2).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Never));
     drop(guard);
@@ -241,8 +225,7 @@ async fn drain_reports_an_unconfirmed_release_for_two_ttl() {
 /// Although the task of the lock still waits for a slow node.
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_a_majority_has_released_is_not_held() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     let guard = redlock.lock("k").await.unwrap();
     nodes.set_for(0, OpKind::Release, Gate::Slow(ms(20)));
     guard.release().await.unwrap();

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use support::{ms, secs};
+use support::{assert_matches, ms, secs, three_nodes};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExtendError, LostReason, Redlock, Released};
 
-use crate::common::{builder, end_of};
+use crate::common::{builder, end_of, process_with};
 
 #[tokio::test(start_paused = true)]
 async fn extend_that_fails_leaves_the_validity_as_it_was() {
@@ -19,9 +19,7 @@ async fn extend_that_fails_leaves_the_validity_as_it_was() {
         Gate::Slow(ms(120)),
     ] {
         let what = format!("{gate:?}");
-        let nodes = ScriptedNodes::new(3);
-        let redlock = builder(&nodes).max_ttl(secs(60)).renew(false);
-        let redlock = redlock.build().unwrap();
+        let (nodes, redlock) = process_with(|builder| builder.max_ttl(secs(60)).renew(false));
         let guard = redlock.try_lock("k").await.unwrap();
         let end = end_of(&guard);
         nodes.set_for(0, OpKind::Confirm, gate);
@@ -57,9 +55,7 @@ async fn extend_that_fails_leaves_the_validity_as_it_was() {
 
 #[tokio::test(start_paused = true)]
 async fn extend_counts_validity_from_before_the_first_request() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).max_ttl(secs(60)).renew(false);
-    let redlock = redlock.build().unwrap();
+    let (nodes, redlock) = process_with(|builder| builder.max_ttl(secs(60)).renew(false));
     let guard = redlock.try_lock("k").await.unwrap();
     nodes.set(0, Gate::Never);
     nodes.set(1, Gate::Slow(ms(30)));
@@ -71,9 +67,7 @@ async fn extend_counts_validity_from_before_the_first_request() {
 
 #[tokio::test(start_paused = true)]
 async fn late_answers_to_one_extension_do_not_count_for_the_next() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).max_ttl(secs(60)).renew(false);
-    let redlock = redlock.build().unwrap();
+    let (nodes, redlock) = process_with(|builder| builder.max_ttl(secs(60)).renew(false));
     let guard = redlock.try_lock("k").await.unwrap();
     let end = end_of(&guard);
     for node in 1..3 {
@@ -86,18 +80,14 @@ async fn late_answers_to_one_extension_do_not_count_for_the_next() {
     }
     let began = Instant::now();
     let failed = guard.extend(secs(30)).await;
-    assert!(
-        matches!(failed, Err(ExtendError::Unavailable { .. })),
-        "{failed:?}"
-    );
+    assert_matches!(failed, Err(ExtendError::Unavailable { .. }));
     assert_eq!(began.elapsed(), ms(50));
     assert_eq!(end_of(&guard), end);
 }
 
 #[tokio::test(start_paused = true)]
 async fn extend_by_less_does_not_shorten_the_validity() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).renew(false).build().unwrap();
+    let (nodes, redlock) = process_with(|builder| builder.renew(false));
     let guard = redlock.try_lock("k").await.unwrap();
     let (began, end) = (Instant::now(), end_of(&guard));
     sleep(secs(1)).await;
@@ -111,9 +101,7 @@ async fn extend_by_less_does_not_shorten_the_validity() {
 
 #[tokio::test(start_paused = true)]
 async fn extend_sets_the_ttl_of_later_renewals() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).ttl(secs(1)).max_ttl(secs(9));
-    let redlock = redlock.build().unwrap();
+    let (nodes, redlock) = process_with(|builder| builder.ttl(secs(1)).max_ttl(secs(9)));
     let guard = redlock.try_lock("k").await.unwrap();
     guard.extend(secs(9)).await.unwrap();
     sleep(secs(30)).await;
@@ -135,7 +123,7 @@ async fn extend_out_of_range_is_refused_and_leaves_the_validity_as_it_was() {
     let refused = guard.extend(asked).await;
     assert_eq!(refused, Err(ExtendError::TtlTooLong { asked, max }));
     let refused = guard.extend(Duration::MAX).await;
-    assert!(matches!(refused, Err(ExtendError::TtlTooLong { .. })));
+    assert_matches!(refused, Err(ExtendError::TtlTooLong { .. }));
     for asked in [ms(0), ms(2)] {
         let refused = guard.extend(asked).await;
         assert_eq!(refused, Err(ExtendError::TtlTooShort { asked }));
@@ -147,14 +135,13 @@ async fn extend_out_of_range_is_refused_and_leaves_the_validity_as_it_was() {
 /// An extension that is over before it is confirmed would be worth nothing and renew for ever.
 #[tokio::test(start_paused = true)]
 async fn extend_by_at_most_node_timeout_is_refused_with_ttl_too_short() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let (_nodes, redlock) = three_nodes();
     let guard = redlock.try_lock("k").await.unwrap();
-    for ttl in [Duration::from_micros(2_500), Duration::from_millis(50)] {
+    for ttl in [Duration::from_micros(2_500), ms(50)] {
         let refused = guard.extend(ttl).await;
         assert_eq!(refused, Err(ExtendError::TtlTooShort { asked: ttl }));
     }
-    sleep(Duration::from_secs(60)).await;
+    sleep(secs(60)).await;
     assert!(guard.is_valid());
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use support::{ms, secs};
+use support::{assert_matches, ms, secs};
 use tokio::time::{Instant, advance, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -31,6 +31,14 @@ pub(crate) async fn keys_of(redlock: &Redlock, count: usize) -> Vec<LockKey> {
     keys
 }
 
+/// So many groups, and a key of each.
+pub(crate) async fn with_keys<const N: usize>() -> ([ScriptedNodes; N], Redlock, Vec<LockKey>) {
+    let groups = groups();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, N).await;
+    (groups, redlock, keys)
+}
+
 /// The key with a number of those that belong to a group.
 pub(crate) async fn key_of(redlock: &Redlock, group: &str, number: usize) -> LockKey {
     let mut found = 0;
@@ -52,9 +60,7 @@ fn total(nodes: &ScriptedNodes) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn each_key_is_locked_in_its_group_only() {
-    let groups = groups::<3>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 3).await;
+    let (groups, redlock, keys) = with_keys::<3>().await;
     for (number, key) in keys.iter().enumerate() {
         let guard = redlock.lock(key).await.unwrap();
         sleep(ms(1)).await;
@@ -79,16 +85,14 @@ async fn other_processes_find_the_key_in_the_same_group_whatever_the_order_of_th
     for number in 0..50 {
         let guard = one.try_lock(("account", number)).await.unwrap();
         let refused = other.try_lock(("account", number)).await;
-        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        assert_matches!(refused, Err(LockError::Contended { .. }));
         drop(guard);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn keys_of_several_groups_are_one_lock() {
-    let groups = groups::<3>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 3).await;
+    let (groups, redlock, keys) = with_keys::<3>().await;
     let guard = redlock.lock_all(&keys).await.unwrap();
     let sorted: BTreeSet<_> = keys.iter().cloned().collect();
     assert!(guard.keys().iter().eq(&sorted));
@@ -99,7 +103,7 @@ async fn keys_of_several_groups_are_one_lock() {
         assert_eq!(guard.fencing_token_of(key), token);
         assert_eq!(redlock.inspect(key).await.fencing_token(), token);
         let refused = redlock.try_lock(key).await;
-        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        assert_matches!(refused, Err(LockError::Contended { .. }));
     }
     let handle = guard.handle();
     assert!(handle.is_valid());
@@ -115,9 +119,7 @@ async fn keys_of_several_groups_are_one_lock() {
 /// The last share ends the lock in all groups, wherever it is.
 #[tokio::test(start_paused = true)]
 async fn upgraded_handle_keeps_the_keys_of_all_groups() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (groups, redlock, keys) = with_keys::<2>().await;
     let guard = redlock.lock_all(&keys).await.unwrap();
     let share = guard.handle().upgrade().unwrap();
     assert_eq!(guard.release().await, Ok(Released::Shared));
@@ -136,26 +138,19 @@ async fn upgraded_handle_keeps_the_keys_of_all_groups() {
 
 #[tokio::test(start_paused = true)]
 async fn no_key_stays_locked_if_one_group_refuses() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (groups, redlock, keys) = with_keys::<2>().await;
     for (number, key) in keys.iter().enumerate() {
         let held = redlock.lock(key).await.unwrap();
         let refused = redlock.lock_all(&keys).wait(ms(0)).await;
-        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        assert_matches!(refused, Err(LockError::Contended { .. }));
         let other = redlock.try_lock(&keys[1 - number]).await;
         assert!(other.is_ok(), "{other:?}");
         drop((held, other));
         sleep(ms(1)).await;
     }
-    for node in 0..2 {
-        groups[1].set(node, Gate::Failing);
-    }
+    (0..2).for_each(|node| groups[1].set(node, Gate::Failing));
     let refused = redlock.lock_all(&keys).wait(ms(0)).await;
-    assert!(
-        matches!(refused, Err(LockError::Unavailable { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LockError::Unavailable { .. }));
     assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
     // And at once, without a wait for the own release.
     assert!(redlock.try_lock(&keys[0]).await.is_ok());
@@ -163,9 +158,7 @@ async fn no_key_stays_locked_if_one_group_refuses() {
 
 #[tokio::test(start_paused = true)]
 async fn dropped_request_leaves_no_key_in_any_group() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (groups, redlock, keys) = with_keys::<2>().await;
     let held = redlock.lock(&keys[1]).await.unwrap();
     let asked = timeout(ms(100), redlock.lock_all(&keys)).await;
     assert!(asked.is_err(), "the second group is locked");
@@ -177,9 +170,7 @@ async fn dropped_request_leaves_no_key_in_any_group() {
 
 #[tokio::test(start_paused = true)]
 async fn lock_over_several_groups_waits_for_each_of_them() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (_groups, redlock, keys) = with_keys::<2>().await;
     for key in &keys {
         let held = redlock.lock(key).await.unwrap();
         let token = held.fencing_token();
@@ -196,9 +187,7 @@ async fn lock_over_several_groups_waits_for_each_of_them() {
 /// The fence of the second group is far ahead, so the first one gets the token of the second.
 #[tokio::test(start_paused = true)]
 async fn all_groups_get_the_highest_token() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (groups, redlock, keys) = with_keys::<2>().await;
     let ahead = 8_000_000_000_000_000;
     for node in 0..3 {
         let foreign = crate::common::Foreign::of(&keys[1]);
@@ -224,9 +213,7 @@ async fn all_groups_get_the_highest_token() {
 /// A fence that cannot be raised is no lock.
 #[tokio::test(start_paused = true)]
 async fn token_that_a_group_does_not_take_is_not_granted() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (groups, redlock, keys) = with_keys::<2>().await;
     for node in 0..3 {
         let foreign = crate::common::Foreign::of(&keys[1]);
         foreign.acquire_with(&groups[1], node, 8_000_000_000_000_000, ms(10));
@@ -234,10 +221,7 @@ async fn token_that_a_group_does_not_take_is_not_granted() {
     }
     advance(ms(20)).await;
     let refused = redlock.lock_all(&keys).await;
-    assert!(
-        matches!(refused, Err(LockError::Unavailable { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LockError::Unavailable { .. }));
     sleep(ms(1)).await;
     assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
 }
@@ -245,9 +229,7 @@ async fn token_that_a_group_does_not_take_is_not_granted() {
 #[tokio::test(start_paused = true)]
 async fn loss_in_one_group_is_the_loss_of_the_lock() {
     for lost in 0..2 {
-        let groups = groups::<2>();
-        let redlock = builder(&groups).build().unwrap();
-        let keys = keys_of(&redlock, 2).await;
+        let (groups, redlock, keys) = with_keys::<2>().await;
         let guard = redlock.lock_all(&keys).await.unwrap();
         (0..3).for_each(|node| groups[lost].wipe(node));
         let began = Instant::now();
@@ -267,9 +249,7 @@ async fn validity_ends_with_the_first_group() {
     let groups = groups::<2>();
     let redlock = builder(&groups).renew(false).build().unwrap();
     let keys = keys_of(&redlock, 2).await;
-    for node in 0..3 {
-        groups[1].set_for(node, OpKind::Acquire, Gate::Slow(ms(40)));
-    }
+    (0..3).for_each(|node| groups[1].set_for(node, OpKind::Acquire, Gate::Slow(ms(40))));
     let asked = Instant::now();
     let guard = redlock.lock_all(&keys).await.unwrap();
     assert!(guard.valid_for() < secs(10) - asked.elapsed());
@@ -294,9 +274,7 @@ async fn extension_extends_all_groups() {
 
 #[tokio::test(start_paused = true)]
 async fn failure_of_one_group_touches_its_keys_only() {
-    let groups = groups::<3>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 3).await;
+    let (groups, redlock, keys) = with_keys::<3>().await;
     let guard = redlock.lock(&keys[0]).await.unwrap();
     (0..3).for_each(|node| groups[1].set(node, Gate::Down));
     for (number, key) in keys.iter().enumerate().skip(1) {
@@ -304,7 +282,7 @@ async fn failure_of_one_group_touches_its_keys_only() {
         let locked = redlock.try_lock(key).await;
         assert_eq!(asked.elapsed(), ms(0));
         match number {
-            1 => assert!(matches!(locked, Err(LockError::Unavailable { .. }))),
+            1 => assert_matches!(locked, Err(LockError::Unavailable { .. })),
             _ => assert!(locked.is_ok()),
         }
     }
@@ -335,9 +313,7 @@ async fn failure_of_one_group_touches_its_keys_only() {
 /// Callers that lock overlapping sets in different orders, in three processes.
 #[tokio::test(start_paused = true)]
 async fn sets_of_several_groups_are_locked_without_a_deadlock() {
-    let groups = groups::<3>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 3).await;
+    let (groups, _redlock, keys) = with_keys::<3>().await;
     let inside = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
     let mut jobs = Vec::new();
     for process in 0..3 {
@@ -370,9 +346,7 @@ async fn sets_of_several_groups_are_locked_without_a_deadlock() {
 
 #[tokio::test(start_paused = true)]
 async fn readers_and_slots_work_in_several_groups() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (_groups, redlock, keys) = with_keys::<2>().await;
     let one = redlock.lock_all(&keys).shared().await.unwrap();
     let other = redlock.lock_all(&keys).shared().wait(ms(0)).await.unwrap();
     assert!(redlock.try_lock(&keys[1]).await.is_err());
@@ -380,23 +354,18 @@ async fn readers_and_slots_work_in_several_groups() {
     sleep(ms(1)).await;
     let slots = |count| redlock.lock_all(&keys).slots(count).wait(ms(0));
     let (one, other) = (slots(2).await.unwrap(), slots(2).await.unwrap());
-    assert!(matches!(slots(2).await, Err(LockError::Contended { .. })));
+    assert_matches!(slots(2).await, Err(LockError::Contended { .. }));
     assert_eq!((one.keys().len(), other.keys().len()), (2, 2));
     // All slots of a key are in its group, where inspections find them.
     for slot in one.keys().iter().chain(other.keys()) {
         let inspection = redlock.inspect(slot).await;
-        assert!(
-            matches!(inspection.state(), Some(KeyState::Held { .. })),
-            "{slot:?}"
-        );
+        assert_matches!(inspection.state(), Some(KeyState::Held { .. }), "{slot:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn operators_see_and_revoke_keys_of_every_group() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (_groups, redlock, keys) = with_keys::<2>().await;
     let guard = redlock.lock_all(&keys).await.unwrap();
     for key in &keys {
         let inspection = redlock.inspect(key).await;
@@ -432,19 +401,14 @@ async fn executions_are_recorded_in_the_group_of_their_key() {
 
 #[tokio::test(start_paused = true)]
 async fn drain_waits_for_the_locks_of_all_groups() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (groups, redlock, keys) = with_keys::<2>().await;
     let guard = redlock.lock_all(&keys).await.unwrap();
     let draining = tokio::spawn({
         let redlock = redlock.clone();
         async move { redlock.drain(secs(5)).await }
     });
     sleep(secs(1)).await;
-    assert!(matches!(
-        redlock.lock(&keys[1]).await,
-        Err(LockError::Closed)
-    ));
+    assert_matches!(redlock.lock(&keys[1]).await, Err(LockError::Closed));
     drop(guard);
     let drained = draining.await.unwrap();
     assert!(drained.is_clean());

@@ -1,18 +1,15 @@
 //! `LockHandle`: what a non-owning view of a lock reports, and `upgrade`.
 
-use std::time::Duration;
-
 use support::secs;
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{AlreadyReleased, ExtendError, LostReason, Redlock, Released};
 
-use crate::common::builder;
+use crate::common::processes;
 
 #[tokio::test(start_paused = true)]
 async fn upgraded_handle_keeps_the_lock_until_it_is_dropped() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     let (handle, lost) = (guard.handle(), guard.lost());
     assert_eq!(handle.keys(), guard.keys());
@@ -36,8 +33,7 @@ async fn upgraded_handle_keeps_the_lock_until_it_is_dropped() {
 /// The first node that frees it may grant it to another caller at once.
 #[tokio::test(start_paused = true)]
 async fn handle_is_invalid_before_the_first_node_is_asked_for_the_release() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     let handle = guard.handle();
     // The task of the lock ends when it asks, and can publish nothing after that.
@@ -49,8 +45,7 @@ async fn handle_is_invalid_before_the_first_node_is_asked_for_the_release() {
 
 #[tokio::test(start_paused = true)]
 async fn lock_handle_does_not_keep_the_lock() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     let handle = guard.handle();
     handle.extend(secs(10)).await.unwrap();
@@ -63,13 +58,11 @@ async fn lock_handle_does_not_keep_the_lock() {
 #[tokio::test(start_paused = true)]
 async fn lock_handle_reports_the_release_before_nodes_have_confirmed_it() {
     let nodes = ScriptedNodes::new(3);
-    let node_timeout = Duration::from_secs(2);
+    let node_timeout = secs(2);
     let builder = Redlock::builder().scripted(&nodes);
     let redlock = builder.node_timeout(node_timeout).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
-    for node in 0..2 {
-        nodes.set_for(node, OpKind::Release, Gate::Mute);
-    }
+    (0..2).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Mute));
     let lost = guard.handle().lost();
     let began = Instant::now();
     drop(guard);

@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use support::{ms, secs};
+use support::{assert_matches, ms, secs};
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -24,8 +24,7 @@ async fn taken_for(redlock: &Redlock) -> Duration {
 async fn a_key_that_is_released_early_stays_taken_for_all_processes() {
     // Shorter and longer than the ttl, released and dropped.
     for (least, is_dropped) in [(2, false), (2, true), (45, false), (45, true)] {
-        let nodes = ScriptedNodes::new(3);
-        let [one, other] = processes(&nodes);
+        let (_nodes, [one, other]) = processes();
         let guard = one.try_lock("k").hold_at_least(secs(least)).await.unwrap();
         sleep(secs(1)).await;
         if is_dropped {
@@ -48,8 +47,7 @@ async fn a_key_that_is_released_early_stays_taken_for_all_processes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_key_that_was_held_for_longer_is_free_at_once() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (nodes, [one, other]) = processes();
     let guard = one.try_lock("k").hold_at_least(secs(2)).await.unwrap();
     sleep(secs(40)).await;
     assert!(guard.is_valid());
@@ -60,8 +58,7 @@ async fn a_key_that_was_held_for_longer_is_free_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_waits_gets_the_key_when_the_time_is_over() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (_nodes, [one, other]) = processes();
     let began = Instant::now();
     drop(one.try_lock("k").hold_at_least(secs(3)).await.unwrap());
     drop(other.lock("k").wait(secs(20)).await.unwrap());
@@ -71,8 +68,7 @@ async fn a_caller_that_waits_gets_the_key_when_the_time_is_over() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_caller_leaves_nothing_taken() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (_nodes, [one, other]) = processes();
     let guard = one.try_lock("k").await.unwrap();
     assert!(other.try_lock("k").hold_at_least(secs(60)).await.is_err());
     guard.release().await.unwrap();
@@ -89,8 +85,7 @@ async fn a_lost_lock_does_not_stay_taken() {
         LostReason::Gone,
         LostReason::Revoked,
     ] {
-        let nodes = ScriptedNodes::new(3);
-        let [one, other] = processes(&nodes);
+        let (nodes, [one, other]) = processes();
         let lock = one.try_lock("k").hold_at_least(secs(60));
         let guard = lock.max_hold(secs(30)).await.unwrap();
         match reason {
@@ -148,8 +143,7 @@ async fn a_release_that_keeps_the_key_is_not_published() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slot_stays_taken_too() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (_nodes, [one, other]) = processes();
     let guard = one
         .try_lock("k")
         .slots(2)
@@ -166,8 +160,7 @@ async fn a_slot_stays_taken_too() {
 /// Its work has not begun.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_was_dropped_before_it_got_its_guard_keeps_nothing_taken() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (nodes, [one, other]) = processes();
     let holder = other.try_lock("k").await.unwrap();
     let lock = one.lock("k").wait(secs(5)).hold_at_least(secs(30));
     let mut waiting = Box::pin(lock.into_future());
@@ -197,8 +190,7 @@ async fn a_lock_whose_ttl_is_over_when_it_is_released_is_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn a_key_may_stay_taken_for_ever() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (_nodes, [one, other]) = processes();
     let guard = one
         .try_lock("k")
         .hold_at_least(Duration::MAX)
@@ -219,8 +211,5 @@ fn a_key_stays_taken_although_the_runtime_of_its_task_ends() {
         drop(lock.await.unwrap());
     });
     let refused = runtime().block_on(redlock.try_lock("k").into_future());
-    assert!(
-        matches!(refused, Err(LockError::Contended { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LockError::Contended { .. }));
 }

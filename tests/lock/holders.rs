@@ -142,8 +142,7 @@ async fn the_holder_is_the_one_that_most_nodes_name() {
 
 #[tokio::test(start_paused = true)]
 async fn nobody_is_named_who_has_no_label_and_no_note() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (_nodes, [one, other]) = processes();
     let guard = one.try_lock("k").await.unwrap();
     for redlock in [&one, &other] {
         assert_eq!(heard(redlock.try_lock("k")).await, "nobody");

@@ -2,7 +2,7 @@
 
 use std::future::IntoFuture;
 
-use support::{Log, ms, secs};
+use support::{Log, assert_matches, ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::protocol::message::Op;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -11,12 +11,11 @@ use tower_redlock::{
     Released,
 };
 
-use crate::common::{Foreign, builder, processes};
+use crate::common::{Foreign, builder, processes, processes_of};
 
 #[tokio::test(start_paused = true)]
 async fn inspect_tells_free_held_and_shared_keys_apart_and_changes_nothing() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (_nodes, [redlock, other]) = processes();
     let free = redlock.inspect("k").await;
     assert_eq!(free.state(), Some(KeyState::Free));
     assert_eq!(free.fencing_token(), None);
@@ -60,8 +59,7 @@ async fn inspect_tells_free_held_and_shared_keys_apart_and_changes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn inspect_sees_the_record_of_an_execution() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, _] = processes(&nodes);
+    let (_nodes, [redlock]) = processes();
     let once = redlock.once(("invoice", 7));
     let done = once
         .run(|_| async { Ok::<_, std::convert::Infallible>(1) })
@@ -76,8 +74,7 @@ async fn inspect_sees_the_record_of_an_execution() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_of_a_minority_is_shown_at_its_node_and_does_not_count() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, _] = processes(&nodes);
+    let (nodes, [redlock]) = processes();
     let once = redlock.once("invoice");
     once.run(|_| async { Ok::<_, std::convert::Infallible>(1) })
         .await
@@ -97,8 +94,7 @@ async fn a_record_of_a_minority_is_shown_at_its_node_and_does_not_count() {
 #[tokio::test(start_paused = true)]
 async fn inspect_of_nodes_that_disagree_has_the_highest_token_and_the_most_readers() {
     for most in 0..3 {
-        let nodes = ScriptedNodes::new(3);
-        let [redlock, _] = processes(&nodes);
+        let (nodes, [redlock]) = processes();
         let mut numbers = [5, 6, 7];
         numbers[most] += 10;
         for (node, number) in (0..).zip(numbers) {
@@ -138,7 +134,7 @@ async fn inspect_of_nodes_that_disagree_has_the_highest_token_and_the_most_reade
 #[tokio::test(start_paused = true)]
 async fn inspect_reports_each_node_that_is_down_silent_or_quarantined_within_the_node_timeout() {
     let nodes = ScriptedNodes::new(5);
-    let [redlock, _] = processes(&nodes);
+    let [redlock, _] = processes_of(&nodes);
     let _guard = redlock.try_lock("k").await.unwrap();
     nodes.set(0, Gate::Failing);
     nodes.set(1, Gate::Never);
@@ -147,8 +143,8 @@ async fn inspect_reports_each_node_that_is_down_silent_or_quarantined_within_the
     assert!(began.elapsed() <= ms(200), "{:?}", began.elapsed());
     assert!(seen.nodes[0].outcome.is_err());
     let silent = seen.nodes[1].outcome.as_ref().unwrap_err();
-    assert!(matches!(silent, NodeFailure::TimedOut { .. }), "{silent}");
-    assert!(matches!(seen.state(), Some(KeyState::Held { .. })));
+    assert_matches!(silent, NodeFailure::TimedOut { .. });
+    assert_matches!(seen.state(), Some(KeyState::Held { .. }));
     nodes.set(2, Gate::Failing);
     let seen = redlock.inspect("k").await;
     assert_eq!(seen.state(), None);
@@ -156,8 +152,7 @@ async fn inspect_reports_each_node_that_is_down_silent_or_quarantined_within_the
 
 #[tokio::test(start_paused = true)]
 async fn inspect_of_an_invalid_key_says_so_for_every_node() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, _] = processes(&nodes);
+    let (nodes, [redlock]) = processes();
     let seen = redlock.inspect("").await;
     for node in &seen.nodes {
         let error = node.outcome.as_ref().unwrap_err().to_string();
@@ -165,13 +160,12 @@ async fn inspect_of_an_invalid_key_says_so_for_every_node() {
     }
     assert_eq!(nodes.sent(0, OpKind::Inspect), 0);
     let refused = redlock.revoke("").await.unwrap_err();
-    assert!(matches!(refused, LockError::Key(_)), "{refused}");
+    assert_matches!(refused, LockError::Key(_));
 }
 
 #[tokio::test(start_paused = true)]
 async fn revoke_frees_a_key_and_the_holder_of_this_process_is_told_at_once() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (_nodes, [redlock, other]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     let waiting = tokio::spawn(redlock.lock("k").wait(secs(5)).into_future());
     sleep(ms(10)).await;
@@ -191,8 +185,7 @@ async fn revoke_frees_a_key_and_the_holder_of_this_process_is_told_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn the_holder_of_another_process_is_told_at_its_next_renewal() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (_nodes, [redlock, other]) = processes();
     let guard = other.try_lock("k").ttl(secs(9)).await.unwrap();
     let began = Instant::now();
     redlock.revoke("k").await.unwrap();
@@ -206,8 +199,7 @@ async fn the_holder_of_another_process_is_told_at_its_next_renewal() {
 
 #[tokio::test(start_paused = true)]
 async fn revoke_frees_a_key_from_all_its_readers_and_a_single_slot() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (_nodes, [redlock, other]) = processes();
     let readers = [
         redlock.try_lock("k").shared().await.unwrap(),
         other.try_lock("k").shared().await.unwrap(),
@@ -254,8 +246,7 @@ async fn release_of_a_lock_that_another_process_took_over_is_an_error() {
             // What a majority has forgotten is free for others.
             nodes.wipe(0);
             nodes.wipe(1);
-            let log = Log::default();
-            let logging = log.subscribe();
+            let (log, logging) = Log::subscribed();
             let lost = Err(ReleaseError::Lost(LostReason::Gone));
             assert_eq!(guard.release().await, lost, "{what}");
             assert!(log.text().contains("lock lost"), "{what}: {}", log.text());
@@ -265,8 +256,7 @@ async fn release_of_a_lock_that_another_process_took_over_is_an_error() {
             assert_eq!(guard.release().await, Ok(Released::Freed), "{what}");
         }
     }
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (nodes, [one, other]) = processes();
     let guard = one.try_lock("k").await.unwrap();
     other.revoke("k").await.unwrap();
     let successor = other.try_lock("k").await.unwrap();
@@ -280,8 +270,7 @@ async fn release_of_a_lock_that_another_process_took_over_is_an_error() {
 
 #[tokio::test(start_paused = true)]
 async fn revoke_of_a_free_key_is_no_error() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, _] = processes(&nodes);
+    let (nodes, [redlock]) = processes();
     let before = redlock.try_lock("k").await.unwrap().fencing_token();
     sleep(ms(10)).await;
     for failing in 0..2 {
@@ -294,10 +283,7 @@ async fn revoke_of_a_free_key_is_no_error() {
     // That no majority knows of a lock is another thing.
     nodes.set(1, Gate::Failing);
     let refused = redlock.revoke("k").await;
-    assert!(
-        matches!(refused, Err(LockError::Unavailable { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LockError::Unavailable { .. }));
     // It changes nothing.
     (0..3).for_each(|node| nodes.set(node, Gate::Ready));
     assert_eq!(nodes.sent(2, OpKind::Revoke), 0);
@@ -307,8 +293,7 @@ async fn revoke_of_a_free_key_is_no_error() {
 
 #[tokio::test(start_paused = true)]
 async fn revoke_needs_a_majority_and_names_the_nodes_that_failed() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (nodes, [redlock, other]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     nodes.set(0, Gate::Failing);
     let revoked = redlock.revoke("k").await.unwrap();
@@ -330,8 +315,7 @@ async fn revoke_needs_a_majority_and_names_the_nodes_that_failed() {
 /// Also in the process of the old holder, who still has its guard.
 #[tokio::test(start_paused = true)]
 async fn a_revoked_key_can_be_locked_at_once() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (_nodes, [redlock, other]) = processes();
     for next in [&redlock, &other] {
         let stuck = redlock.try_lock("k").await.unwrap();
         // Its task rests until the next renewal.
@@ -349,8 +333,7 @@ async fn a_revoked_key_can_be_locked_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_revocation_that_frees_nothing_does_not_touch_the_holder() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, _] = processes(&nodes);
+    let (nodes, [redlock]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     (0..3).for_each(|node| nodes.wipe(node));
     assert!(!redlock.revoke("k").await.unwrap().was_held());
@@ -361,8 +344,7 @@ async fn a_revocation_that_frees_nothing_does_not_touch_the_holder() {
 /// The key may belong to another holder when a node that was stopped goes on.
 #[tokio::test(start_paused = true)]
 async fn a_revocation_that_a_node_gets_late_frees_nothing() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (nodes, [redlock, other]) = processes();
     let stuck = other.try_lock("k").await.unwrap();
     nodes.set_for(2, OpKind::Revoke, Gate::Slow(secs(1)));
     let revoked = redlock.revoke("k").await.unwrap();
@@ -370,9 +352,7 @@ async fn a_revocation_that_a_node_gets_late_frees_nothing() {
     drop(stuck);
     sleep(ms(10)).await;
     let next = Foreign::new("k");
-    for node in 0..3 {
-        next.acquire(&nodes, node, secs(10));
-    }
+    (0..3).for_each(|node| drop(next.acquire(&nodes, node, secs(10))));
     sleep(secs(2)).await;
     assert_eq!(nodes.locks(), [1; 3]);
 }
@@ -380,8 +360,7 @@ async fn a_revocation_that_a_node_gets_late_frees_nothing() {
 /// A caller that is granted the key during the call has nothing to do with it.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_is_granted_the_key_during_a_revocation_keeps_it() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (nodes, [redlock, other]) = processes();
     let stuck = other.try_lock("k").await.unwrap();
     let waiting = tokio::spawn(redlock.lock("k").wait(secs(5)).into_future());
     sleep(ms(20)).await;
@@ -396,12 +375,9 @@ async fn a_caller_that_is_granted_the_key_during_a_revocation_keeps_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_revocation_takes_no_vote_of_a_later_holder() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, _] = processes(&nodes);
+    let (nodes, [redlock]) = processes();
     let (stuck, next) = (Foreign::new("k"), Foreign::new("k"));
-    for node in 0..3 {
-        stuck.acquire(&nodes, node, secs(10));
-    }
+    (0..3).for_each(|node| drop(stuck.acquire(&nodes, node, secs(10))));
     nodes.set_for(2, OpKind::Revoke, Gate::Slow(ms(40)));
     let revoking = tokio::spawn({
         let redlock = redlock.clone();
@@ -410,9 +386,7 @@ async fn a_late_revocation_takes_no_vote_of_a_later_holder() {
     sleep(ms(10)).await;
     // The stuck holder goes on, and releases there; the next one is granted the key.
     stuck.send(&nodes, 2, Op::Release);
-    for node in 0..3 {
-        next.acquire(&nodes, node, secs(10));
-    }
+    (0..3).for_each(|node| drop(next.acquire(&nodes, node, secs(10))));
     assert_eq!(revoking.await.unwrap().unwrap().held, 2);
     assert_eq!(nodes.locks(), [1; 3]);
 }
@@ -420,7 +394,7 @@ async fn a_late_revocation_takes_no_vote_of_a_later_holder() {
 #[tokio::test(start_paused = true)]
 async fn a_key_is_held_for_as_long_as_a_majority_keeps_it() {
     let nodes = ScriptedNodes::new(5);
-    let [redlock, _] = processes(&nodes);
+    let [redlock, _] = processes_of(&nodes);
     let holder = Foreign::new("k");
     for (node, seconds) in [(0, 4), (1, 9), (2, 7), (3, 2), (4, 8)] {
         holder.acquire(&nodes, node, secs(seconds));
@@ -440,8 +414,7 @@ async fn a_key_is_held_for_as_long_as_a_majority_keeps_it() {
 #[tokio::test(start_paused = true)]
 async fn revoke_frees_a_majority_of_a_stuck_holder_beside_a_leftover_of_another_caller() {
     for _ in 0..4 {
-        let nodes = ScriptedNodes::new(3);
-        let [redlock, other] = processes(&nodes);
+        let (nodes, [redlock, other]) = processes();
         let stuck = other.try_lock("k").ttl(secs(9)).await.unwrap();
         nodes.wipe(2);
         Foreign::new("k").acquire(&nodes, 2, secs(10));
@@ -456,8 +429,7 @@ async fn revoke_frees_a_majority_of_a_stuck_holder_beside_a_leftover_of_another_
 /// Its holder may go on for long, and must not keep the key where the revocation has failed.
 #[tokio::test(start_paused = true)]
 async fn revoked_lock_is_not_renewed_where_the_revocation_has_failed() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, _] = processes(&nodes);
+    let (nodes, [redlock]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     nodes.set_for(0, OpKind::Revoke, Gate::Failing);
     assert_eq!(redlock.revoke("k").await.unwrap().held, 2);

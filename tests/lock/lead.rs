@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
 use futures_util::FutureExt;
-use support::{Log, ms, secs, subscribe};
+use support::{Log, assert_matches, ms, secs, subscribe};
 use tokio::sync::Notify;
 use tokio::time::{Instant, advance, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{FencingToken, LockError, LockGuard, Redlock, Retry};
 
-use crate::common::{builder, processes};
+use crate::common::{builder, process_with, processes, processes_of};
 
 /// The terms of all leaders, in the order in which they began.
 #[derive(Debug, Clone, Default)]
@@ -67,7 +67,7 @@ fn lead(
 #[tokio::test(start_paused = true)]
 async fn one_process_leads_until_it_is_drained_and_the_next_one_follows_at_once() {
     let nodes = ScriptedNodes::new(3);
-    let processes = processes::<3>(&nodes);
+    let processes = processes_of::<3>(&nodes);
     let terms = Terms::default();
     let mut leading: Vec<_> = processes
         .iter()
@@ -105,22 +105,17 @@ async fn one_process_leads_until_it_is_drained_and_the_next_one_follows_at_once(
 
 #[tokio::test(start_paused = true)]
 async fn work_is_cancelled_when_the_lock_is_lost_and_begins_again_later() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     let terms = Terms::default();
     let leading = lead(&redlock, 0, &terms);
     sleep(secs(5)).await;
-    for node in 0..2 {
-        nodes.set(node, Gate::Failing);
-    }
+    (0..2).for_each(|node| nodes.set(node, Gate::Failing));
     // The validity ends before the ttl.
     sleep(secs(10)).await;
     assert_eq!(terms.inside.load(Ordering::SeqCst), 0);
     sleep(secs(60)).await;
     assert!(!leading.is_finished());
-    for node in 0..2 {
-        nodes.set(node, Gate::Ready);
-    }
+    (0..2).for_each(|node| nodes.set(node, Gate::Ready));
     sleep(secs(15)).await;
     assert_eq!(terms.inside.load(Ordering::SeqCst), 1);
     assert_eq!(terms.leaders(), [0, 0]);
@@ -132,10 +127,8 @@ async fn work_is_cancelled_when_the_lock_is_lost_and_begins_again_later() {
 
 #[tokio::test(start_paused = true)]
 async fn leadership_is_logged_when_it_is_gained_and_lost() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (_nodes, [redlock]) = processes();
+    let (log, _guard) = Log::subscribed();
     let leading = redlock.lead(("report", 7), |_| std::future::pending());
     let leading = tokio::spawn(leading.label("nightly"));
     sleep(secs(1)).await;
@@ -167,8 +160,7 @@ async fn leadership_is_logged_when_it_is_gained_and_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_the_future_resigns() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (nodes, [one, other]) = processes();
     let terms = Terms::default();
     let leading = lead(&one, 0, &terms);
     sleep(secs(1)).await;
@@ -192,7 +184,7 @@ async fn dropping_the_future_resigns() {
 #[tokio::test(start_paused = true)]
 async fn work_that_returns_lets_others_lead_and_leads_again() {
     let nodes = ScriptedNodes::new(3);
-    let processes = processes::<2>(&nodes);
+    let processes = processes_of::<2>(&nodes);
     let turns: [Arc<AtomicUsize>; 2] = [(); 2].map(|()| Arc::default());
     for (redlock, turns) in processes.iter().zip(&turns) {
         let turns = Arc::clone(turns);
@@ -212,8 +204,7 @@ async fn work_that_returns_lets_others_lead_and_leads_again() {
 /// As in `|_| async { .. }`, where the guard is dropped before the work begins.
 #[tokio::test(start_paused = true)]
 async fn the_key_is_held_by_work_that_has_dropped_its_guard() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (_nodes, [one, other]) = processes();
     let began = Arc::new(AtomicUsize::new(0));
     tokio::spawn(one.lead("k", {
         let began = Arc::clone(&began);
@@ -229,8 +220,7 @@ async fn the_key_is_held_by_work_that_has_dropped_its_guard() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_the_work_is_passed_on_and_the_key_is_free() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (_nodes, [redlock]) = processes();
     let leading = redlock.lead("k", |_guard| async { panic!("the work fails") });
     assert!(tokio::spawn(leading).await.unwrap_err().is_panic());
     sleep(ms(10)).await;
@@ -239,20 +229,17 @@ async fn a_panic_of_the_work_is_passed_on_and_the_key_is_free() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_can_never_succeed_are_errors_and_others_are_repeated() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     let work = |_guard| async {};
     let refused = redlock.lead("", work).await.unwrap_err();
-    assert!(matches!(refused, LockError::Key(_)), "{refused}");
+    assert_matches!(refused, LockError::Key(_));
     let refused = redlock
         .lead("k", work)
         .ttl(secs(1_000_000))
         .await
         .unwrap_err();
-    assert!(matches!(refused, LockError::TtlTooLong { .. }), "{refused}");
-    for node in 0..3 {
-        nodes.set(node, Gate::Failing);
-    }
+    assert_matches!(refused, LockError::TtlTooLong { .. });
+    (0..3).for_each(|node| nodes.set(node, Gate::Failing));
     assert!(timeout(secs(60), redlock.lead("k", work)).await.is_err());
     // At a drain also while nodes are down.
     let led = Arc::new(Notify::new());
@@ -272,8 +259,7 @@ async fn requests_that_can_never_succeed_are_errors_and_others_are_repeated() {
 /// The key is one of the crate's ordinary keys, so other callers see that it is held.
 #[tokio::test(start_paused = true)]
 async fn the_key_is_held_while_the_process_leads_even_beyond_the_max_hold_of_the_builder() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).max_hold(secs(20)).build().unwrap();
+    let (_nodes, redlock) = process_with(|builder| builder.max_hold(secs(20)));
     let terms = Terms::default();
     let _leading = lead(&redlock, 0, &terms);
     for _ in 0..10 {
@@ -285,8 +271,7 @@ async fn the_key_is_held_while_the_process_leads_even_beyond_the_max_hold_of_the
 
 #[tokio::test(start_paused = true)]
 async fn candidates_do_not_count_against_the_cap_on_waiters() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).max_waiters(1).build().unwrap();
+    let (nodes, redlock) = process_with(|builder| builder.max_waiters(1));
     let _leader = builder(&nodes)
         .build()
         .unwrap()
@@ -299,7 +284,7 @@ async fn candidates_do_not_count_against_the_cap_on_waiters() {
     sleep(secs(1)).await;
     let guard = redlock.try_lock("x").await.unwrap();
     let refused = redlock.lock("x").wait(ms(100)).await.unwrap_err();
-    assert!(matches!(refused, LockError::Contended { .. }), "{refused}");
+    assert_matches!(refused, LockError::Contended { .. });
     drop(guard);
     candidates.iter().for_each(tokio::task::JoinHandle::abort);
 }
@@ -378,8 +363,7 @@ async fn failed_campaigns_before_a_term_do_not_delay_the_next_one() {
 async fn the_future_ends_after_its_release_and_waits_no_longer_than_the_node_timeout() {
     for (gate, took) in [(Gate::Slow(ms(30)), ms(30)), (Gate::Never, ms(50))] {
         for keeps_guard in [false, true] {
-            let nodes = ScriptedNodes::new(3);
-            let redlock = builder(&nodes).node_timeout(ms(50)).build().unwrap();
+            let (nodes, redlock) = process_with(|builder| builder.node_timeout(ms(50)));
             let kept: Arc<Mutex<Option<LockGuard>>> = Arc::default();
             let leading = tokio::spawn(redlock.lead("k", {
                 let kept = Arc::clone(&kept);
@@ -511,14 +495,13 @@ async fn watch_asks_no_more_often_than_the_poll_interval_and_ends_with_the_servi
     redlock.drain(secs(1)).await;
     assert_eq!(watch.changed().await, Err(LockError::Closed));
     let invalid = builder(&nodes).build().unwrap().leader("").changed().await;
-    assert!(matches!(invalid, Err(LockError::Key(_))), "{invalid:?}");
+    assert_matches!(invalid, Err(LockError::Key(_)));
 }
 
 /// A node that has forgotten the lock grants it to each candidate that asks, and is released.
 #[tokio::test(start_paused = true)]
 async fn attempts_of_candidates_are_no_change_of_the_leader() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other, third] = processes(&nodes);
+    let (nodes, [one, other, third]) = processes();
     let guard = one.lock("k").await.unwrap();
     nodes.wipe(2);
     let mut watch = third.leader("k");

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use support::{Random, list_all, ms, secs};
+use support::{Random, assert_matches, list_all, ms, secs};
 use tokio::time::sleep;
 use tower_redlock::protocol::message::{Op, Reply, Scanned, Seen};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes, SimNetwork, SimRequest};
 use tower_redlock::{KeyState, ListCursor, LockError, LockKey, LockKeys, LostReason, Redlock};
 
-use crate::common::{Foreign, builder, processes};
+use crate::common::{Foreign, builder, processes, processes_of};
 use crate::groups::{self, keys_of};
 
 fn held(redlock: &Redlock) -> Vec<LockKeys> {
@@ -20,8 +20,7 @@ fn held(redlock: &Redlock) -> Vec<LockKeys> {
 
 #[tokio::test(start_paused = true)]
 async fn held_tells_each_kind_of_lock_and_the_longest_first() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (_nodes, [redlock, other]) = processes();
     assert!(redlock.held().is_empty());
     let both = redlock.lock_all(["b", "a"]).label("transfer").ttl(secs(9));
     let both = both.await.unwrap();
@@ -67,8 +66,7 @@ async fn held_tells_each_kind_of_lock_and_the_longest_first() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_is_not_held_from_its_last_share_or_its_loss_on() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (nodes, [redlock, other]) = processes();
     let guard = redlock.lock("k").await.unwrap();
     let share = guard.handle().upgrade().unwrap();
     drop(guard);
@@ -100,8 +98,7 @@ async fn a_lock_is_not_held_from_its_last_share_or_its_loss_on() {
 
 #[tokio::test(start_paused = true)]
 async fn list_selects_plain_keys_and_tuples_by_their_beginning() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (_nodes, [redlock, other]) = processes();
     let [job, seventh, eu] = [
         LockKey::from("job"),
         ("job", 7).into(),
@@ -153,8 +150,7 @@ async fn list_selects_plain_keys_and_tuples_by_their_beginning() {
 
 #[tokio::test(start_paused = true)]
 async fn list_shows_locks_only_and_what_the_nodes_know_of_them() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (_nodes, [redlock, other]) = processes();
     let once = redlock.once("recorded").label("list");
     once.run(|_| async { Ok::<_, Infallible>(1) })
         .await
@@ -177,10 +173,7 @@ async fn list_shows_locks_only_and_what_the_nodes_know_of_them() {
     };
     assert_eq!(lock.key, LockKey::from("read"));
     let state = lock.inspection.state();
-    assert!(
-        matches!(state, Some(KeyState::Shared { readers: 2, .. })),
-        "{state:?}"
-    );
+    assert_matches!(state, Some(KeyState::Shared { readers: 2, .. }));
     drop(readers);
 }
 
@@ -188,7 +181,7 @@ async fn list_shows_locks_only_and_what_the_nodes_know_of_them() {
 #[tokio::test(start_paused = true)]
 async fn list_has_each_lock_of_a_majority_once_and_none_of_a_minority() {
     let nodes = ScriptedNodes::new(5);
-    let [redlock] = processes(&nodes);
+    let [redlock] = processes_of(&nodes);
     let mut expected = Vec::new();
     for set in 1..32_u32 {
         let foreign = Foreign::new(&set.to_string());
@@ -208,8 +201,7 @@ async fn list_has_each_lock_of_a_majority_once_and_none_of_a_minority() {
 #[tokio::test(start_paused = true)]
 async fn list_has_each_lock_that_stays_once_while_others_come_and_go() {
     let random = &mut Random(1);
-    let nodes = ScriptedNodes::new(3);
-    let [redlock] = processes(&nodes);
+    let (nodes, [redlock]) = processes();
     let lock = |key: &LockKey, without: usize| {
         let foreign = Foreign::of(key);
         for node in (0..3).filter(|node| *node != without) {
@@ -251,8 +243,7 @@ async fn list_has_each_lock_that_stays_once_while_others_come_and_go() {
 
 #[tokio::test(start_paused = true)]
 async fn list_skips_nodes_that_are_down_while_a_majority_is_there() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (nodes, [redlock, other]) = processes();
     let mut guards = Vec::new();
     // The last page of a node is not empty: without keys, no majority is asked.
     for key in 0..240 {
@@ -377,8 +368,7 @@ async fn list_has_a_lock_once_that_a_server_names_several_times() {
 /// A node that is silent for a moment, while the one before it names a key that the third does not have.
 #[tokio::test(start_paused = true)]
 async fn a_key_is_listed_although_a_node_fails_for_a_moment() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock] = processes(&nodes);
+    let (nodes, [redlock]) = processes();
     nodes.set(2, Gate::Down);
     let _guard = redlock.lock("k").await.unwrap();
     nodes.set(2, Gate::Ready);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use support::ms;
+use support::{assert_matches, ms};
 use tokio::time::{sleep, timeout};
 use tower_redlock::protocol::message::{Command, Op};
 use tower_redlock::protocol::{Namespace, OwnerToken};
@@ -112,23 +112,17 @@ async fn lock_all_of_overlapping_sets_in_a_ring_does_not_deadlock() {
 #[tokio::test(start_paused = true)]
 async fn lock_all_with_one_held_key_locks_none() {
     let nodes = ScriptedNodes::new(3);
-    let (here, there) = (
-        builder(&nodes).build().unwrap(),
-        builder(&nodes).build().unwrap(),
-    );
+    let [here, there] = [(); 2].map(|()| builder(&nodes).build().unwrap());
     let y = here.try_lock("y").await.unwrap();
     for other in [&here, &there] {
         for set in [["x", "y"], ["y", "z"]] {
             let refused = other.lock_all(set).wait(Duration::ZERO).await;
-            assert!(
-                matches!(
-                    refused,
-                    Err(LockError::Contended {
-                        retry_after: Some(_),
-                        ..
-                    })
-                ),
-                "{refused:?}"
+            assert_matches!(
+                refused,
+                Err(LockError::Contended {
+                    retry_after: Some(_),
+                    ..
+                })
             );
             assert_eq!(nodes.locks(), [1, 1, 1], "only y");
         }
@@ -183,19 +177,13 @@ async fn lock_all_draws_one_token_above_the_fences_of_all_its_keys() {
 #[tokio::test(start_paused = true)]
 async fn lock_all_granted_by_a_minority_is_released_there() {
     let nodes = ScriptedNodes::new(3);
-    let (here, there) = (
-        builder(&nodes).build().unwrap(),
-        builder(&nodes).build().unwrap(),
-    );
+    let [here, there] = [(); 2].map(|()| builder(&nodes).build().unwrap());
     // y is held at two of the nodes only.
     nodes.set(0, Gate::Down);
     let y = here.try_lock("y").await.unwrap();
     nodes.set(0, Gate::Ready);
     let refused = there.lock_all(["x", "y"]).wait(Duration::ZERO).await;
-    assert!(
-        matches!(refused, Err(LockError::Contended { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LockError::Contended { .. }));
     assert!(nodes.sent(0, OpKind::Release) >= 1);
     assert_eq!(nodes.locks(), [0, 1, 1]);
     drop(y);
@@ -225,7 +213,7 @@ async fn lock_all_sorts_keys_and_drops_duplicates() {
     assert_eq!(guard.key(), &sorted[0]);
     assert_eq!(nodes.locks(), [2, 2, 2]);
     let refused = redlock.lock_all(["x", "y"]).wait(Duration::ZERO).await;
-    assert!(matches!(refused, Err(LockError::Contended { .. })));
+    assert_matches!(refused, Err(LockError::Contended { .. }));
     drop(guard);
     // A set of one is the key itself.
     let guard = redlock.lock_all(["x", "x"]).await.unwrap();

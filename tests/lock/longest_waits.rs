@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tower_redlock::{LockKey, LockRequest, Redlock};
 
-use crate::groups::{builder, groups, keys_of};
+use crate::groups::{builder, with_keys};
 
 type Request = fn(&Redlock, &[LockKey]) -> LockRequest;
 
@@ -26,7 +26,7 @@ const CASES: [(&str, Request, fn(&Redlock, &LockKey) -> LockRequest); 2] = [
     ),
 ];
 
-const HOLD: Duration = Duration::from_millis(100);
+const HOLD: Duration = ms(100);
 
 /// Each key is wanted by half of them at any time.
 const OTHERS: usize = 16;
@@ -34,9 +34,7 @@ const OTHERS: usize = 16;
 /// Returns the waits of so many calls, the shortest first. The others are in the process of the caller, or in four more.
 async fn waits(runs: u64, case: usize, processes: usize) -> Vec<Duration> {
     let (_, request, other) = CASES[case];
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (groups, redlock, keys) = with_keys::<2>().await;
     let mut stream = JoinSet::new();
     let others: Vec<Redlock> = match processes {
         1 => vec![redlock.clone()],

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use support::{ms, secs};
+use support::{assert_matches, ms, secs};
 use tokio::time::{Instant, advance, sleep, timeout};
 use tower_redlock::deadpool_redis::{Config, ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -65,10 +65,16 @@ impl Steps {
 
 /// Two groups, of which the second is added, and a key that moves to it.
 pub(crate) async fn growing() -> ([ScriptedNodes; 2], Steps, LockKey) {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
+    let (all, steps) = adding();
     let key = steps.moving("0", "1", 0).await;
     (all, steps, key)
+}
+
+/// Two groups, of which the second is added.
+fn adding() -> ([ScriptedNodes; 2], Steps) {
+    let all = groups();
+    let steps = Steps::from(&all[..1], &all);
+    (all, steps)
 }
 
 /// The groups before and after a change, and the names between which a key moves: once in the order of all locks, once
@@ -120,8 +126,7 @@ async fn process_that_moves_excludes_those_before_and_after_it() {
 
 #[tokio::test(start_paused = true)]
 async fn only_keys_that_move_are_locked_twice() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
+    let (all, steps) = adding();
     let (moves, stays) = (
         steps.moving("0", "1", 0).await,
         steps.moving("0", "0", 0).await,
@@ -151,17 +156,13 @@ async fn only_keys_that_move_are_locked_twice() {
 
 /// Gives the nodes of a group fences that are far ahead.
 fn put_ahead(nodes: &ScriptedNodes, key: &LockKey, ahead: u64) {
-    for node in 0..3 {
-        Foreign::of(key).acquire_with(nodes, node, ahead, ms(10));
-    }
+    (0..3).for_each(|node| drop(Foreign::of(key).acquire_with(nodes, node, ahead, ms(10))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn tokens_rise_from_step_to_step_whichever_group_is_ahead() {
     for ahead in [None, Some(0), Some(1)] {
-        let all = groups::<2>();
-        let steps = Steps::from(&all[..1], &all);
-        let key = steps.moving("0", "1", 0).await;
+        let (all, steps, key) = growing().await;
         if let Some(ahead) = ahead {
             put_ahead(&all[ahead], &key, 8_000_000_000_000_000);
             advance(ms(20)).await;
@@ -185,15 +186,14 @@ async fn tokens_rise_from_step_to_step_whichever_group_is_ahead() {
 
 #[tokio::test(start_paused = true)]
 async fn failure_of_the_new_group_frees_the_old_one() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
+    let (all, steps) = adding();
     let (moves, stays) = (
         steps.moving("0", "1", 0).await,
         steps.moving("0", "0", 0).await,
     );
     (0..2).for_each(|node| all[1].set(node, Gate::Failing));
     let refused = steps.both.try_lock(&moves).await;
-    assert!(matches!(refused, Err(LockError::Unavailable { .. })));
+    assert_matches!(refused, Err(LockError::Unavailable { .. }));
     assert_eq!(total(&all[0]), 0);
     assert!(steps.old.try_lock(&moves).await.is_ok());
     assert!(steps.both.try_lock(&stays).await.is_ok());
@@ -210,9 +210,7 @@ async fn failure_of_the_new_group_frees_the_old_one() {
 #[tokio::test(start_paused = true)]
 async fn loss_in_either_group_is_the_loss_of_the_lock() {
     for lost in 0..2 {
-        let all = groups::<2>();
-        let steps = Steps::from(&all[..1], &all);
-        let key = steps.moving("0", "1", 0).await;
+        let (all, steps, key) = growing().await;
         let guard = steps.both.lock(&key).await.unwrap();
         (0..3).for_each(|node| all[lost].wipe(node));
         assert_eq!(guard.lost().await, LostReason::Gone);
@@ -244,7 +242,7 @@ async fn caller_waits_for_a_key_in_whichever_order_it_moves() {
         let held = steps.new.lock(&key).await.unwrap();
         let asked = Instant::now();
         let refused = steps.both.lock(&key).wait(secs(3)).await;
-        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        assert_matches!(refused, Err(LockError::Contended { .. }));
         assert!(
             (secs(2)..secs(4)).contains(&asked.elapsed()),
             "{:?}",
@@ -305,7 +303,7 @@ async fn readers_slots_and_least_times_hold_in_both_groups() {
         let other = beside.try_lock(&key).slots(2).await.unwrap();
         for third in [beside, both] {
             let third = third.try_lock(&key).slots(2).await;
-            assert!(matches!(third, Err(LockError::Contended { .. })));
+            assert_matches!(third, Err(LockError::Contended { .. }));
         }
         drop((slot, other));
         sleep(ms(1)).await;
@@ -325,7 +323,7 @@ async fn operators_see_and_free_a_key_in_both_groups() {
     let next = inspection.next.as_ref().unwrap();
     assert_eq!((&*inspection.group, &*next.group), ("0", "1"));
     for inspection in [&inspection, next] {
-        assert!(matches!(inspection.state(), Some(KeyState::Held { .. })));
+        assert_matches!(inspection.state(), Some(KeyState::Held { .. }));
         assert_eq!(inspection.fencing_token(), guard.fencing_token());
     }
     assert_eq!(steps.both.revoke(&key).await.unwrap().held, 6);
@@ -345,10 +343,7 @@ async fn revoke_tells_of_the_nodes_that_failed_in_either_group() {
         let _guard = steps.both.lock(&key).await.unwrap();
         all[failing].set(1, Gate::Failing);
         let refused = steps.both.revoke(&key).await.unwrap_err();
-        assert!(
-            matches!(refused, LockError::Unavailable { .. }),
-            "{refused}"
-        );
+        assert_matches!(refused, LockError::Unavailable { .. });
         // The other group has freed it all the same.
         assert_eq!(total(&all[1 - failing]), 0);
     }
@@ -365,8 +360,7 @@ async fn execute(
 
 #[tokio::test(start_paused = true)]
 async fn executions_are_replayed_by_the_processes_of_the_next_step() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
+    let (all, steps) = adding();
     let Steps { old, both, new } = &steps;
     let orders = [
         (old, vec![both]),
@@ -395,8 +389,7 @@ async fn executions_are_replayed_by_the_processes_of_the_next_step() {
 
 #[tokio::test(start_paused = true)]
 async fn executions_of_different_steps_wait_for_each_other() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
+    let (_all, steps) = adding();
     let Steps { old, both, new } = &steps;
     for (number, (first, second)) in [(old, both), (both, old), (both, new), (new, both)]
         .into_iter()
@@ -441,9 +434,7 @@ async fn execution_has_one_token_in_both_groups() {
 #[tokio::test(start_paused = true)]
 async fn result_that_one_group_did_not_record_is_not_recorded() {
     for failing in 0..2 {
-        let all = groups::<2>();
-        let steps = Steps::from(&all[..1], &all);
-        let key = steps.moving("0", "1", 0).await;
+        let (all, steps, key) = growing().await;
         (0..2).for_each(|node| all[failing].set_for(node, OpKind::Record, Gate::Failing));
         let executed = execute(&steps.both, &key, 1).await;
         assert_eq!(executed, Err(OnceError::Unrecorded(1)));
@@ -483,9 +474,7 @@ async fn different_results_in_both_groups_are_a_conflict() {
 #[tokio::test(start_paused = true)]
 async fn result_of_one_group_is_replayed_only_with_a_majority_of_the_other() {
     for group in 0..2 {
-        let all = groups::<2>();
-        let steps = Steps::from(&all[..1], &all);
-        let key = steps.moving("0", "1", 0).await;
+        let (all, steps, key) = growing().await;
         let first = [&steps.old, &steps.new][group];
         assert_eq!(execute(first, &key, 1).await, Ok(Outcome::Executed(1)));
         let other = &all[1 - group];
@@ -496,10 +485,7 @@ async fn result_of_one_group_is_replayed_only_with_a_majority_of_the_other() {
         );
         (0..2).for_each(|node| other.set(node, Gate::Failing));
         let refused = execute(&steps.both, &key, 2).await;
-        assert!(
-            matches!(refused, Err(OnceError::Lock(LockError::Unavailable { .. }))),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Err(OnceError::Lock(LockError::Unavailable { .. })));
         (0..2).for_each(|node| other.set(node, Gate::Ready));
         sleep(secs(20)).await;
         assert_eq!(
@@ -511,8 +497,7 @@ async fn result_of_one_group_is_replayed_only_with_a_majority_of_the_other() {
 
 #[tokio::test(start_paused = true)]
 async fn execution_of_unknown_outcome_is_unknown_to_the_next_step() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
+    let (_all, steps) = adding();
     let Steps { old, both, new } = &steps;
     for (number, (first, second)) in [(old, both), (both, old), (both, new), (new, both)]
         .into_iter()
@@ -534,10 +519,7 @@ async fn execution_that_is_refused_in_the_new_group_leaves_nothing() {
     (0..2).for_each(|node| all[1].set(node, Gate::Failing));
     let refused = steps.both.once(&key).at_most_once(true);
     let refused = refused.run(|_| async { Ok::<u32, ()>(1) }).await;
-    assert!(matches!(
-        refused,
-        Err(OnceError::Lock(LockError::Unavailable { .. }))
-    ));
+    assert_matches!(refused, Err(OnceError::Lock(LockError::Unavailable { .. })));
     assert_eq!(total(&all[0]), 0);
     let executed = steps.old.once(&key).at_most_once(true);
     let executed = executed.run(|_| async { Ok::<u32, ()>(1) }).await;

@@ -3,13 +3,13 @@
 use std::sync::mpsc;
 use std::thread;
 
-use support::{ms, secs};
+use support::{assert_matches, ms, secs};
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExtendError, LockError, LostReason, Redlock, ReleaseError, Released};
 
-use crate::common::{builder, end_of};
+use crate::common::{builder, end_of, process_with};
 
 #[tokio::test(start_paused = true)]
 async fn renewal_keeps_the_lock_beyond_its_ttl() {
@@ -24,10 +24,7 @@ async fn renewal_keeps_the_lock_beyond_its_ttl() {
         sleep(ms(50)).await;
         assert!(guard.valid_for() >= ms(600), "{:?}", began.elapsed());
         let refused = there.try_lock("k").await;
-        assert!(
-            matches!(refused, Err(LockError::Contended { .. })),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Err(LockError::Contended { .. }));
     }
     // Every third of the ttl, not more.
     let renewals = nodes.sent(0, OpKind::Confirm);
@@ -39,8 +36,7 @@ async fn renewal_keeps_the_lock_beyond_its_ttl() {
 #[tokio::test(start_paused = true)]
 async fn renewal_goes_on_without_a_minority_of_nodes() {
     for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
+        let (nodes, redlock) = process_with(|builder| builder.ttl(secs(1)));
         let guard = redlock.try_lock("k").await.unwrap();
         nodes.set(0, gate);
         for _ in 0..100 {
@@ -52,8 +48,7 @@ async fn renewal_goes_on_without_a_minority_of_nodes() {
 
 #[tokio::test(start_paused = true)]
 async fn renew_off_ends_the_lock_with_its_first_validity() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).renew(false).build().unwrap();
+    let (nodes, redlock) = process_with(|builder| builder.renew(false));
     let guard = redlock.try_lock("k").await.unwrap();
     let end = end_of(&guard);
     assert_eq!(guard.lost().await, LostReason::Expired);
@@ -65,8 +60,7 @@ async fn renew_off_ends_the_lock_with_its_first_validity() {
 #[tokio::test(start_paused = true)]
 async fn renewal_stops_at_max_hold() {
     for hold in [1_000, 1_001, 2_345, 3_000, 3_333, 5_000, 9_999] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
+        let (nodes, redlock) = process_with(|builder| builder.ttl(secs(1)));
         let began = Instant::now();
         let guard = redlock.try_lock("k").max_hold(ms(hold)).await.unwrap();
         while guard.is_valid() {
@@ -90,9 +84,7 @@ async fn renewal_stops_at_max_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn max_hold_of_the_request_overrides_that_of_the_builder() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).ttl(secs(1)).max_hold(secs(2));
-    let redlock = redlock.build().unwrap();
+    let (_nodes, redlock) = process_with(|builder| builder.ttl(secs(1)).max_hold(secs(2)));
     let began = Instant::now();
     let (short, long) = (
         redlock.try_lock("short").await.unwrap(),
@@ -110,8 +102,7 @@ async fn lost_resolves_by_the_end_of_validity_when_a_majority_fails() {
         // Before, amid and after renewals, which are due at 333, 666, 1000 ms.
         for dies_after in [0, 100, 332, 333, 334, 500, 666, 900, 2_000] {
             let what = format!("{gate:?} after {dies_after} ms");
-            let nodes = ScriptedNodes::new(3);
-            let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
+            let (nodes, redlock) = process_with(|builder| builder.ttl(secs(1)));
             let guard = redlock.try_lock("k").await.unwrap();
             sleep(ms(dies_after)).await;
             nodes.set(0, gate);
@@ -150,8 +141,7 @@ async fn lost_resolves_by_the_end_of_validity_when_a_majority_fails() {
 #[tokio::test(start_paused = true)]
 async fn majority_that_answers_before_the_validity_ends_saves_the_lock() {
     for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
+        let (nodes, redlock) = process_with(|builder| builder.ttl(secs(1)));
         let guard = redlock.try_lock("k").await.unwrap();
         sleep(ms(300)).await;
         nodes.set(0, gate);
@@ -168,8 +158,7 @@ async fn majority_that_answers_before_the_validity_ends_saves_the_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn majority_that_forgot_the_lock_resolves_lost_at_the_next_renewal() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).ttl(secs(3)).build().unwrap();
+    let (nodes, redlock) = process_with(|builder| builder.ttl(secs(3)));
     let guard = redlock.try_lock("k").await.unwrap();
     let began = Instant::now();
     nodes.wipe(0);
@@ -185,8 +174,7 @@ async fn majority_that_forgot_the_lock_resolves_lost_at_the_next_renewal() {
 
 #[tokio::test(start_paused = true)]
 async fn minority_that_forgot_the_lock_does_not_resolve_lost() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
+    let (nodes, redlock) = process_with(|builder| builder.ttl(secs(1)));
     let guard = redlock.try_lock("k").await.unwrap();
     nodes.wipe(1);
     sleep(secs(5)).await;
@@ -220,8 +208,7 @@ fn dropped_runtime_resolves_lost() {
 /// The holder keeps its guard, but other callers of the process need not wait for it.
 #[tokio::test(start_paused = true)]
 async fn a_lost_lock_does_not_keep_other_callers_of_the_process_out() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).ttl(secs(1)).renew(false).build().unwrap();
+    let (nodes, redlock) = process_with(|builder| builder.ttl(secs(1)).renew(false));
     let guard = redlock.try_lock("k").await.unwrap();
     assert_eq!(guard.lost().await, LostReason::Expired);
     sleep(secs(1)).await;

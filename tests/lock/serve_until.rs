@@ -7,17 +7,16 @@ use support::{ms, secs};
 use tokio::time::{Instant, sleep};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower_redlock::protocol::LockKeys;
-use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::test_util::OpKind;
 use tower_redlock::{LockError, Redlock};
 
-use crate::common::builder;
+use crate::common::processes;
 
 #[tokio::test(start_paused = true)]
 async fn serve_until_serves_until_the_signal_and_waits_for_holders_and_server() {
     // The server ends after its last lock, or before a lock that outlives its request.
     for (held, serving) in [(300, 400), (400, 300)] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = builder(&nodes).build().unwrap();
+        let (nodes, [redlock]) = processes();
         let began = Instant::now();
         let served = redlock.serve_until(sleep(secs(60)), secs(10), |stopping| async {
             let early = redlock.try_lock("early").await.unwrap();
@@ -47,8 +46,7 @@ async fn serve_until_serves_until_the_signal_and_waits_for_holders_and_server() 
 
 #[tokio::test(start_paused = true)]
 async fn serve_until_drops_the_server_at_the_end_of_the_grace_period() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     let began = Instant::now();
     let owned = Arc::new(());

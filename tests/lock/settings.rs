@@ -5,7 +5,7 @@ use std::fmt;
 use std::iter::successors;
 use std::time::Duration;
 
-use support::{ms, secs};
+use support::{assert_matches, ms, secs, three_nodes, three_nodes_with};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -254,8 +254,7 @@ fn build_rejects_the_same_server_twice() {
 
 #[tokio::test(start_paused = true)]
 async fn lock_refuses_an_empty_key() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let (nodes, redlock) = three_nodes();
     let empty: [LockKey; 3] = ["".into(), Vec::<u8>::new().into(), (&[] as &[u8]).into()];
     for key in empty {
         let error = redlock.lock(key).await.unwrap_err();
@@ -289,7 +288,7 @@ async fn distinct_byte_strings_are_distinct_keys() {
     }
     for (key, guard) in keys.iter().zip(guards) {
         let again = redlock.try_lock(key.as_slice()).await;
-        assert!(matches!(again, Err(LockError::Contended { .. })));
+        assert_matches!(again, Err(LockError::Contended { .. }));
         assert_eq!(guard.release().await, Ok(Released::Freed));
     }
 }
@@ -318,9 +317,7 @@ async fn empty_namespace_refuses_keys_over_512_bytes_and_names_of_fences() {
 
 #[tokio::test(start_paused = true)]
 async fn lock_with_a_ttl_above_max_ttl_is_refused_before_any_node_is_asked() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).max_ttl(secs(20));
-    let redlock = redlock.build().unwrap();
+    let (nodes, redlock) = three_nodes_with(|builder| builder.max_ttl(secs(20)));
     let (asked, max) = (ms(20_001), secs(20));
     let error = redlock.lock("k").ttl(asked).await.unwrap_err();
     assert_eq!(error, LockError::TtlTooLong { asked, max });
@@ -331,8 +328,7 @@ async fn lock_with_a_ttl_above_max_ttl_is_refused_before_any_node_is_asked() {
 
 #[tokio::test(start_paused = true)]
 async fn lock_with_a_ttl_below_the_drift_is_refused_before_any_node_is_asked() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let (nodes, redlock) = three_nodes();
     for ttl in [ms(0), Duration::from_nanos(1), ms(2)] {
         let error = redlock.lock("k").ttl(ttl).await.unwrap_err();
         assert_eq!(error, LockError::TtlTooShort { asked: ttl });
@@ -353,7 +349,7 @@ async fn max_waiters_refuses_one_more_waiter_at_once() {
     assert_eq!(began.elapsed(), ms(0));
     // Who does not wait needs no place, and who finds its key free does not wait.
     let error = redlock.try_lock("k").await.unwrap_err();
-    assert!(matches!(error, LockError::Contended { .. }), "{error:?}");
+    assert_matches!(error, LockError::Contended { .. });
     assert!(redlock.lock("other").await.is_ok());
 
     // A place is free again when its waiter is served, and when it goes away.
@@ -388,7 +384,7 @@ async fn max_waiters_counts_callers_that_wait_for_another_process() {
     assert_eq!(error, LockError::Overloaded { max: 1 });
     assert!(waiting.await.unwrap().is_err());
     let error = here.lock("l").wait(ms(10)).await.unwrap_err();
-    assert!(matches!(error, LockError::Contended { .. }), "{error:?}");
+    assert_matches!(error, LockError::Contended { .. });
 }
 
 /// An error of a user, with a cause.
@@ -410,8 +406,7 @@ impl Error for Failed {
 /// As a reporter of errors prints them, one under the other.
 #[tokio::test(start_paused = true)]
 async fn chain_of_an_error_has_each_message_once() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let (nodes, redlock) = three_nodes();
     let guard = redlock.lock("k").await.unwrap();
     (0..3).for_each(|node| nodes.set(node, Gate::Failing));
     let unavailable = redlock.try_lock("l").await.unwrap_err();

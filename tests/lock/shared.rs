@@ -3,12 +3,12 @@
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
 
-use support::{ms, secs};
+use support::{assert_matches, ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, Retry};
 
-use crate::common::builder;
+use crate::common::{builder, processes};
 
 #[tokio::test(start_paused = true)]
 async fn readers_of_one_and_of_several_processes_share_a_key() {
@@ -23,7 +23,7 @@ async fn readers_of_one_and_of_several_processes_share_a_key() {
     }
     for redlock in [&one, &other] {
         let refused = redlock.try_lock("k").await.unwrap_err();
-        assert!(matches!(refused, LockError::Contended { .. }), "{refused}");
+        assert_matches!(refused, LockError::Contended { .. });
     }
     for guard in [first, second, third] {
         assert!(other.try_lock("k").await.is_err());
@@ -54,12 +54,9 @@ async fn readers_are_renewed_and_end_when_they_are_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn reader_that_lost_its_keys_is_told_so() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     let reader = redlock.try_lock("k").shared().await.unwrap();
-    for node in 0..2 {
-        nodes.wipe(node);
-    }
+    (0..2).for_each(|node| nodes.wipe(node));
     reader.lost().await;
     assert!(!reader.is_valid());
 }
@@ -74,10 +71,7 @@ async fn writer_that_waits_keeps_new_readers_out_and_is_next() {
     sleep(ms(20)).await;
     for redlock in [&others, &readers] {
         let refused = redlock.try_lock("k").shared().await;
-        assert!(
-            matches!(refused, Err(LockError::Contended { .. })),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Err(LockError::Contended { .. }));
     }
     assert!(reader.is_valid());
     let left = Instant::now();
@@ -110,10 +104,7 @@ async fn writer_keeps_new_readers_out_while_it_asks_again() {
     assert!(nodes.sent(0, OpKind::Announce) > before + 3);
     for reader in asking {
         let refused = reader.await.unwrap();
-        assert!(
-            matches!(refused, Err(LockError::Contended { .. })),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Err(LockError::Contended { .. }));
     }
     drop(reader);
     drop(writer.await.unwrap().unwrap());
@@ -158,10 +149,7 @@ async fn writer_that_gives_up_lets_readers_in_again() {
     let [readers, writers] = [(), ()].map(|()| builder(&nodes).build().unwrap());
     let reader = readers.try_lock("k").shared().await.unwrap();
     let refused = writers.lock("k").wait(ms(300)).await;
-    assert!(
-        matches!(refused, Err(LockError::Contended { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LockError::Contended { .. }));
     sleep(ms(20)).await;
     assert!(readers.try_lock("k").shared().await.is_ok());
     let waiting = tokio::spawn(writers.lock("k").wait(secs(60)).into_future());
@@ -208,8 +196,7 @@ async fn readers_that_come_and_go_do_not_starve_a_writer() {
 /// By a client that reads and then writes, as a page that is shown and then saved.
 #[tokio::test(start_paused = true)]
 async fn sequential_client_does_not_meet_its_own_lock() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (_nodes, [redlock]) = processes();
     for _ in 0..3 {
         drop(redlock.try_lock("k").shared().await.unwrap());
         drop(redlock.try_lock("k").await.unwrap());

@@ -4,18 +4,18 @@ use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use support::{ms, secs};
+use support::{assert_matches, ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, LockKey, LostReason, Retry};
 
-use crate::common::{builder, processes};
+use crate::common::{builder, processes, processes_of};
 
 #[tokio::test(start_paused = true)]
 async fn so_many_callers_hold_a_slot_as_there_are_in_one_and_in_several_processes() {
     for count in [1, 2, 5, 64] {
         let nodes = ScriptedNodes::new(3);
-        let processes = processes::<3>(&nodes);
+        let processes = processes_of::<3>(&nodes);
         let mut guards = Vec::new();
         for number in 0..count {
             let redlock = &processes[number % 3];
@@ -26,10 +26,7 @@ async fn so_many_callers_hold_a_slot_as_there_are_in_one_and_in_several_processe
         assert_eq!(slots, (0..count).collect::<Vec<_>>());
         for redlock in &processes {
             let refused = redlock.try_lock("k").slots(count).await;
-            assert!(
-                matches!(refused, Err(LockError::Contended { .. })),
-                "{refused:?}"
-            );
+            assert_matches!(refused, Err(LockError::Contended { .. }));
         }
         let freed = guards.swap_remove(count / 2);
         let slot = freed.slot();
@@ -41,8 +38,7 @@ async fn so_many_callers_hold_a_slot_as_there_are_in_one_and_in_several_processe
 
 #[tokio::test(start_paused = true)]
 async fn a_slot_is_the_lock_of_its_own_key_and_no_other() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (_nodes, [redlock, other]) = processes();
     let first = redlock.try_lock("k").slots(2).await.unwrap();
     let slot = first.slot().unwrap();
     assert_eq!(first.keys(), [LockKey::from(("k", "slot", slot))]);
@@ -57,8 +53,7 @@ async fn a_slot_is_the_lock_of_its_own_key_and_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_caller_gets_the_only_free_slot_with_its_second_request() {
     for _ in 0..20 {
-        let nodes = ScriptedNodes::new(3);
-        let [holder, other] = processes(&nodes);
+        let (nodes, [holder, other]) = processes();
         let guards: Vec<_> = {
             let mut guards = Vec::new();
             for _ in 0..15 {
@@ -76,23 +71,19 @@ async fn a_refused_caller_gets_the_only_free_slot_with_its_second_request() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slot_that_is_free_at_a_majority_is_found_while_a_node_is_down() {
-    let nodes = ScriptedNodes::new(3);
-    let [holder, other] = processes(&nodes);
+    let (nodes, [holder, other]) = processes();
     nodes.set(2, Gate::Failing);
     let _first = holder.try_lock("k").slots(2).await.unwrap();
     drop(other.try_lock("k").slots(2).await.unwrap());
     nodes.set(1, Gate::Failing);
     let refused = other.try_lock("k").slots(2).await;
-    assert!(
-        matches!(refused, Err(LockError::Unavailable { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LockError::Unavailable { .. }));
 }
 
 #[tokio::test(start_paused = true)]
 async fn callers_that_wait_get_each_slot_that_becomes_free() {
     let nodes = ScriptedNodes::new(3);
-    let processes = processes::<3>(&nodes);
+    let processes = processes_of::<3>(&nodes);
     let inside = Arc::new(AtomicUsize::new(0));
     let most = Arc::new(AtomicUsize::new(0));
     let began = Instant::now();
@@ -122,8 +113,7 @@ async fn callers_that_wait_get_each_slot_that_becomes_free() {
 
 #[tokio::test(start_paused = true)]
 async fn slots_of_several_keys_are_taken_together() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (_nodes, [redlock, other]) = processes();
     let both = redlock.lock_all(["a", "b"]).slots(2).await.unwrap();
     let slot = both.slot().unwrap();
     let keys = ["a", "b"].map(|key| LockKey::from((key, "slot", slot)));
@@ -155,8 +145,7 @@ async fn slots_of_several_keys_are_taken_together() {
 
 #[tokio::test(start_paused = true)]
 async fn slots_that_cannot_be_are_refused_without_a_request() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock] = processes(&nodes);
+    let (nodes, [redlock]) = processes();
     for asked in [0, 65, usize::MAX] {
         let refused = redlock.try_lock("k").slots(asked).await.unwrap_err();
         assert_eq!(refused, LockError::InvalidSlots { asked, max: 64 });
@@ -170,8 +159,7 @@ async fn slots_that_cannot_be_are_refused_without_a_request() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slot_is_renewed_extended_lost_and_named_by_the_drain() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock, other] = processes(&nodes);
+    let (nodes, [redlock, other]) = processes();
     let guard = redlock.try_lock("k").slots(2).await.unwrap();
     sleep(secs(45)).await;
     assert!(guard.is_valid());
@@ -184,16 +172,13 @@ async fn a_slot_is_renewed_extended_lost_and_named_by_the_drain() {
         held.iter().any(|keys| keys.as_slice() == [key.clone()]),
         "{held:?}"
     );
-    for node in 0..3 {
-        nodes.wipe(node);
-    }
+    (0..3).for_each(|node| nodes.wipe(node));
     assert_eq!(second.lost().await, LostReason::Expired);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_refusal_says_when_the_first_slot_ends() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other, third] = processes(&nodes);
+    let (_nodes, [one, other, third]) = processes();
     let _long = one.try_lock("k").slots(2).ttl(secs(10)).await.unwrap();
     let _short = other.try_lock("k").slots(2).ttl(secs(5)).await.unwrap();
     for redlock in [third, one, other] {
@@ -209,8 +194,7 @@ async fn the_refusal_says_when_the_first_slot_ends() {
 /// Dropped while it waits, which must not use up a slot or a number.
 #[tokio::test(start_paused = true)]
 async fn callers_that_give_up_leave_no_slot_behind() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
+    let (nodes, [one, other]) = processes();
     for _ in 0..50 {
         let first = one.try_lock("k").slots(2).await.unwrap();
         let second = other.try_lock("k").slots(2).await.unwrap();
@@ -276,8 +260,7 @@ async fn callers_of_one_process_take_each_slot_that_another_process_releases() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_waits_for_several_keys_keeps_no_slot_from_others() {
     for _ in 0..8 {
-        let nodes = ScriptedNodes::new(3);
-        let [holder, waiter] = processes(&nodes);
+        let (_nodes, [holder, waiter]) = processes();
         let mut of_b = Vec::new();
         let mut of_c = Vec::new();
         for _ in 0..2 {
@@ -299,8 +282,7 @@ async fn a_caller_that_waits_for_several_keys_keeps_no_slot_from_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sequential_caller_does_not_meet_its_own_slot() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock] = processes(&nodes);
+    let (_nodes, [redlock]) = processes();
     let one = redlock.try_lock("k").slots(2).await.unwrap();
     let _other = redlock.try_lock("k").slots(2).await.unwrap();
     drop(one);
@@ -309,8 +291,7 @@ async fn a_sequential_caller_does_not_meet_its_own_slot() {
 
 #[tokio::test(start_paused = true)]
 async fn callers_with_different_numbers_of_slots_never_exceed_the_highest() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock] = processes(&nodes);
+    let (_nodes, [redlock]) = processes();
     let mut guards = Vec::new();
     for count in [2, 5, 2, 5, 5, 5, 64, 2, 5] {
         guards.extend(redlock.try_lock("k").slots(count).await);
@@ -329,8 +310,7 @@ async fn callers_with_different_numbers_of_slots_never_exceed_the_highest() {
 #[tokio::test(start_paused = true)]
 async fn slots_of_a_higher_number_are_free_beside_those_of_a_lower_one() {
     for wait in [ms(0), secs(5)] {
-        let nodes = ScriptedNodes::new(3);
-        let [redlock] = processes(&nodes);
+        let (_nodes, [redlock]) = processes();
         let slots = |count| redlock.lock("k").slots(count).wait(wait);
         let mut guards = vec![slots(2).await.unwrap(), slots(2).await.unwrap()];
         let began = Instant::now();
@@ -343,7 +323,7 @@ async fn slots_of_a_higher_number_are_free_beside_those_of_a_lower_one() {
         assert_eq!(numbers, [0, 1, 2, 3, 4]);
         for count in [2, 5] {
             let refused = slots(count).await.unwrap_err();
-            assert!(matches!(refused, LockError::Contended { .. }), "{refused}");
+            assert_matches!(refused, LockError::Contended { .. });
         }
     }
 }
@@ -351,8 +331,7 @@ async fn slots_of_a_higher_number_are_free_beside_those_of_a_lower_one() {
 /// It is another key, although it looks like the slots of this one.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_ends_with_slot_is_not_in_the_way() {
-    let nodes = ScriptedNodes::new(3);
-    let [redlock] = processes(&nodes);
+    let (_nodes, [redlock]) = processes();
     let _slot = redlock.try_lock("k").slots(1).await.unwrap();
     assert!(redlock.try_lock(("k", "slot")).await.is_ok());
     assert!(redlock.try_lock("k").await.is_ok());
@@ -362,8 +341,7 @@ async fn a_key_that_ends_with_slot_is_not_in_the_way() {
 #[tokio::test(start_paused = true)]
 async fn the_only_free_slot_is_found_while_another_caller_waits() {
     for _ in 0..20 {
-        let nodes = ScriptedNodes::new(3);
-        let [holder, redlock] = processes(&nodes);
+        let (_nodes, [holder, redlock]) = processes();
         let _of_b = holder.try_lock("b").slots(2).await.unwrap();
         let _of_c = [
             holder.try_lock("c").slots(2).await.unwrap(),
@@ -417,7 +395,7 @@ async fn slots_that_are_released_at_once_are_all_taken() {
 async fn callers_choose_among_free_slots_at_random() {
     let nodes = ScriptedNodes::new(3);
     let mut chosen = std::collections::BTreeSet::new();
-    for [redlock] in (0..64).map(|_| processes(&nodes)) {
+    for [redlock] in (0..64).map(|_| processes_of(&nodes)) {
         let guard = redlock.try_lock("k").slots(8).await.unwrap();
         chosen.insert(guard.slot());
         guard.release().await.unwrap();

@@ -1,21 +1,19 @@
 //! Locks over several groups of nodes while they are acquired: what is held meanwhile, and when its terms begin.
 
-use support::{ms, secs};
+use support::{assert_matches, ms, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::message::Op;
 use tower_redlock::test_util::{Gate, OpKind};
 use tower_redlock::{KeyState, LockError, LostReason, OnceError, ReleaseError, Released};
 
 use crate::common::Foreign;
-use crate::groups::{builder, groups, keys_of};
+use crate::groups::{builder, groups, keys_of, with_keys};
 use crate::moving::{Steps, both_ways, growing};
 
 /// The terms of a lock begin when its caller has all of it, and not with its first group.
 #[tokio::test(start_paused = true)]
 async fn max_hold_begins_when_the_last_group_is_locked() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (_groups, redlock, keys) = with_keys::<2>().await;
     let held = redlock.lock(&keys[1]).await.unwrap();
     let waiting = redlock.lock_all(&keys).wait(secs(60)).max_hold(secs(15));
     let waiting = tokio::spawn(waiting.into_future());
@@ -52,9 +50,7 @@ async fn lock_without_renewal_waits_for_the_last_group_for_longer_than_its_ttl()
 
 #[tokio::test(start_paused = true)]
 async fn hold_at_least_is_counted_from_the_last_group() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (_groups, redlock, keys) = with_keys::<2>().await;
     let held = redlock.lock(&keys[1]).await.unwrap();
     let waiting = tokio::spawn(
         redlock
@@ -69,7 +65,7 @@ async fn hold_at_least_is_counted_from_the_last_group() {
     sleep(secs(19)).await;
     for key in &keys {
         let refused = redlock.try_lock(key).await;
-        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        assert_matches!(refused, Err(LockError::Contended { .. }));
     }
     sleep(secs(2)).await;
     assert!(redlock.lock_all(&keys).wait(ms(0)).await.is_ok());
@@ -78,9 +74,7 @@ async fn hold_at_least_is_counted_from_the_last_group() {
 /// A caller that has lost what it holds does not wait for more: it begins again.
 #[tokio::test(start_paused = true)]
 async fn caller_that_loses_a_group_while_it_waits_for_another_begins_again() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (_groups, redlock, keys) = with_keys::<2>().await;
     let held = redlock.lock(&keys[1]).await.unwrap();
     let waiting = tokio::spawn(redlock.lock_all(&keys).into_future());
     sleep(secs(1)).await;
@@ -105,10 +99,7 @@ async fn execution_waits_once_for_both_groups() {
         let asked = Instant::now();
         waiting.push(tokio::spawn(async move {
             let refused = once.run(|_| async { Ok::<u32, ()>(1) }).await;
-            assert!(
-                matches!(refused, Err(OnceError::Lock(LockError::Contended { .. }))),
-                "{refused:?}"
-            );
+            assert_matches!(refused, Err(OnceError::Lock(LockError::Contended { .. })));
             asked.elapsed()
         }));
         sleep(secs(1)).await;
@@ -137,9 +128,7 @@ async fn execution_gets_its_whole_max_hold_after_it_waited_for_the_new_group() {
 #[tokio::test(start_paused = true)]
 async fn slot_has_the_same_number_in_all_groups() {
     for round in 0..8 {
-        let groups = groups::<2>();
-        let redlock = builder(&groups).build().unwrap();
-        let keys = keys_of(&redlock, 2).await;
+        let (_groups, redlock, keys) = with_keys::<2>().await;
         // With another number of the second key taken in each round.
         let beside = redlock.lock(&keys[1]).slots(3).await.unwrap();
         let one = redlock.lock_all(&keys).slots(3).wait(ms(0)).await.unwrap();
@@ -162,9 +151,7 @@ async fn slot_has_the_same_number_in_all_groups() {
 #[tokio::test(start_paused = true)]
 async fn slot_that_moves_has_the_same_number_in_both_groups() {
     for round in 0..8 {
-        let all = groups::<2>();
-        let steps = Steps::from(&all[..1], &all);
-        let key = steps.moving("0", "1", 0).await;
+        let (_all, steps, key) = growing().await;
         for beside in [&steps.old, &steps.new] {
             let one = beside.try_lock(&key).slots(2).await.unwrap();
             let other = steps.both.try_lock(&key).slots(2).await.unwrap();
@@ -213,7 +200,7 @@ async fn drain_ends_a_caller_between_two_groups() {
         assert!(drained.is_clean(), "{drained:?}");
         assert!(began.elapsed() < ms(10));
         let refused = waiting.await.unwrap();
-        assert!(matches!(refused, Err(LockError::Closed)), "{refused:?}");
+        assert_matches!(refused, Err(LockError::Closed));
     }
 }
 
@@ -263,7 +250,7 @@ async fn slots_of_a_slot_are_where_operators_look_for_them() {
         let guard = redlock.lock(key).slots(2).await.unwrap();
         for slot in guard.keys() {
             let state = redlock.inspect(slot).await.state();
-            assert!(matches!(state, Some(KeyState::Held { .. })), "{slot:?}");
+            assert_matches!(state, Some(KeyState::Held { .. }), "{slot:?}");
         }
     }
 }
@@ -272,9 +259,7 @@ async fn slots_of_a_slot_are_where_operators_look_for_them() {
 #[tokio::test(start_paused = true)]
 async fn validity_is_that_of_the_group_that_is_not_renewed() {
     for failing in 0..2 {
-        let groups = groups::<2>();
-        let redlock = builder(&groups).build().unwrap();
-        let keys = keys_of(&redlock, 2).await;
+        let (groups, redlock, keys) = with_keys::<2>().await;
         let guard = redlock.lock_all(&keys).await.unwrap();
         (0..3).for_each(|node| groups[failing].set_for(node, OpKind::Confirm, Gate::Failing));
         sleep(secs(8)).await;
@@ -286,9 +271,7 @@ async fn validity_is_that_of_the_group_that_is_not_renewed() {
 #[tokio::test(start_paused = true)]
 async fn release_waits_for_every_group_and_reports_each_failure() {
     for late in 0..2 {
-        let groups = groups::<2>();
-        let redlock = builder(&groups).build().unwrap();
-        let keys = keys_of(&redlock, 2).await;
+        let (groups, redlock, keys) = with_keys::<2>().await;
         let slow = Gate::Slow(ms(30));
         (0..3).for_each(|node| groups[late].set_for(node, OpKind::Release, slow));
         let guard = redlock.lock_all(&keys).await.unwrap();
@@ -299,10 +282,7 @@ async fn release_waits_for_every_group_and_reports_each_failure() {
         (0..2).for_each(|node| groups[late].set_for(node, OpKind::Release, Gate::Failing));
         let guard = redlock.lock_all(&keys).await.unwrap();
         let released = guard.release().await;
-        assert!(
-            matches!(released, Err(ReleaseError::Unavailable { .. })),
-            "{released:?}"
-        );
+        assert_matches!(released, Err(ReleaseError::Unavailable { .. }));
     }
 }
 
@@ -364,7 +344,7 @@ async fn execution_that_panics_keeps_its_key_in_both_groups() {
     sleep(secs(5)).await;
     for other in [&steps.old, &steps.new] {
         let refused = other.try_lock(&key).await;
-        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        assert_matches!(refused, Err(LockError::Contended { .. }));
     }
     sleep(secs(6)).await;
     for other in [&steps.old, &steps.new] {
@@ -408,10 +388,7 @@ async fn operators_ask_both_groups_at_once_and_free_each_that_answers() {
         let guard = steps.both.lock(&key).await.unwrap();
         (0..2).for_each(|node| all[failing].set(node, Gate::Failing));
         let revoked = steps.both.revoke(&key).await;
-        assert!(
-            matches!(revoked, Err(LockError::Unavailable { .. })),
-            "{revoked:?}"
-        );
+        assert_matches!(revoked, Err(LockError::Unavailable { .. }));
         assert_eq!(all[1 - failing].locks(), [0; 3]);
         assert_eq!(guard.lost().await, LostReason::Revoked);
         (0..2).for_each(|node| all[failing].set(node, Gate::Ready));
@@ -424,9 +401,7 @@ async fn operators_ask_both_groups_at_once_and_free_each_that_answers() {
 #[tokio::test(start_paused = true)]
 async fn execution_is_valid_as_long_as_it_is_in_both_groups() {
     for lost in 0..2 {
-        let all = groups::<2>();
-        let steps = Steps::from(&all[..1], &all);
-        let key = steps.moving("0", "1", 0).await;
+        let (all, steps, key) = growing().await;
         let nodes = all[lost].clone();
         let once = steps.both.once(&key).run(move |execution| async move {
             (0..3).for_each(|node| nodes.wipe(node));
@@ -444,9 +419,7 @@ async fn execution_is_valid_as_long_as_it_is_in_both_groups() {
 /// The first group is to be given the token of the second, which has a higher fence.
 #[tokio::test(start_paused = true)]
 async fn token_that_cannot_be_raised_names_the_nodes_that_voted_and_those_that_failed() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
+    let (groups, redlock, keys) = with_keys::<2>().await;
     for node in 0..3 {
         let ahead = Foreign::of(&keys[1]);
         ahead.acquire_with(&groups[1], node, 8_000_000_000_000_000, secs(1));

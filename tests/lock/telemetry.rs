@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::extract::FromRequestParts;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use support::{secs, subscribe};
+use support::{ms, secs, set_all, subscribe};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -20,7 +20,7 @@ use tracing::{Event, Level};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-const TTL: Duration = Duration::from_secs(3);
+const TTL: Duration = secs(3);
 
 fn redlock(nodes: &ScriptedNodes) -> Redlock {
     Redlock::builder().scripted(nodes).ttl(TTL).build().unwrap()
@@ -114,9 +114,7 @@ fn metrics_count_each_acquisition_once_by_outcome_and_label() {
         assert!(gone.await.is_err());
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
-        for node in 0..2 {
-            nodes.set(node, Gate::Failing);
-        }
+        (0..2).for_each(|node| nodes.set(node, Gate::Failing));
         assert!(redlock.try_lock("k").await.is_err());
         assert!(redlock.try_lock("").await.is_err());
         redlock.drain(TTL).await;
@@ -156,12 +154,12 @@ fn gauges_count_held_locks_and_waiters() {
             let [a, b] = guards.map(IntoFuture::into_future);
             let (a, b) = (a.await.unwrap(), b.await.unwrap());
             let waiting = tokio::spawn(redlock.lock("a").into_future());
-            sleep(Duration::from_millis(10)).await;
+            sleep(ms(10)).await;
             let seen = numbers(&snapshotter);
             assert_eq!((seen["redlock_held{}"], seen["redlock_waiters{}"]), (2, 1));
             waiting.abort();
             drop((a, b));
-            sleep(Duration::from_millis(10)).await;
+            sleep(ms(10)).await;
             let seen = numbers(&snapshotter);
             assert_eq!((seen["redlock_held{}"], seen["redlock_waiters{}"]), (0, 0));
         });
@@ -191,7 +189,7 @@ fn metrics_count_a_lock_that_expires_while_its_task_does_not_run() {
     let runtime = builder.enable_time().build().unwrap();
     metrics::with_local_recorder(&recorder, || {
         runtime.block_on(async {
-            let ttl = Duration::from_millis(200);
+            let ttl = ms(200);
             let redlock = Redlock::builder().embedded(1).ttl(ttl).build().unwrap();
             let guard = redlock.lock("k").await.unwrap();
             // The only thread of the runtime is blocked.
@@ -208,14 +206,10 @@ fn metrics_count_lost_locks_by_reason_and_unprotected_requests_by_label() {
         let nodes = ScriptedNodes::new(3);
         let redlock = redlock(&nodes);
         let guard = redlock.lock("k").await.unwrap();
-        for node in 0..3 {
-            nodes.set_for(node, OpKind::Confirm, Gate::Failing);
-        }
+        set_all(&nodes, OpKind::Confirm, Gate::Failing);
         guard.lost().await;
         drop(guard);
-        for node in 0..3 {
-            nodes.set(node, Gate::Failing);
-        }
+        (0..3).for_each(|node| nodes.set(node, Gate::Failing));
         let layer = RedlockLayer::new(redlock, ("account", key::query("id")));
         serve(layer.on_unavailable(OnUnavailable::Proceed), "/?id=7").await;
     });
@@ -498,7 +492,7 @@ fn lock_span_records_the_outcome_and_the_key_only_on_request() {
         let guard = redlock.lock("secret").label("job").await.unwrap();
         let token = guard.fencing_token().unwrap();
         assert!(redlock.try_lock("secret").label("job").await.is_err());
-        sleep(Duration::from_millis(70)).await;
+        sleep(ms(70)).await;
         guard.release().await.unwrap();
         token
     });

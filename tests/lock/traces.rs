@@ -1,6 +1,6 @@
 //! `Traces`: what happened to a lease, shown and repeated.
 
-use support::secs;
+use support::{assert_matches, secs};
 use tokio::time::sleep;
 use tower_redlock::LockError;
 use tower_redlock::protocol::lease::{Event, LeaseOutput, Trace};
@@ -32,13 +32,13 @@ async fn trace_repeats_the_life_of_a_lock_and_of_an_attempt_that_was_refused() {
     let other = builder(&nodes).build().unwrap();
     let _held = other.try_lock("other").await.unwrap();
     let refused = redlock.try_lock("other").await.unwrap_err();
-    assert!(matches!(refused, LockError::Contended { .. }));
+    assert_matches!(refused, LockError::Contended { .. });
 
     let [trace] = &traces.of(&"k".into())[..] else {
         panic!("{traces:?}");
     };
     let events = events(trace);
-    assert!(matches!(events[0], Event::Granted { .. }), "{events:?}");
+    assert_matches!(events[0], Event::Granted { .. }, "{events:?}");
     let is_renewal = |event: &&Event| matches!(event, Event::Extended { .. });
     let renewals = events.iter().filter(is_renewal).count();
     let confirms = nodes.sent(0, OpKind::Confirm);
@@ -56,7 +56,7 @@ async fn trace_repeats_the_life_of_a_lock_and_of_an_attempt_that_was_refused() {
     let [trace] = &traces.of(&"other".into())[..] else {
         panic!("{traces:?}");
     };
-    assert!(matches!(self::events(trace)[0], Event::Refused(_)));
+    assert_matches!(self::events(trace)[0], Event::Refused(_));
     assert_eq!(traces.all().len(), 2);
 }
 
@@ -73,7 +73,7 @@ async fn trace_of_silent_nodes_shows_their_time_out() {
     let LeaseOutput::Request(first) = &replayed[0][0] else {
         panic!("{trace}");
     };
-    assert!(matches!(first.op, Op::Acquire { .. }));
+    assert_matches!(first.op, Op::Acquire { .. });
     assert_eq!(first.nodes.len(), 3);
     assert!(trace.to_string().contains(" TimedOut\n"), "{trace}");
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::{Executed, ms, redlock, secs, set_all};
+use support::{Executed, assert_matches, ms, redlock, secs, set_all};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -24,7 +24,7 @@ async fn lock_all_without_a_wait_is_contended_at_once_and_blocks_no_free_key() {
         }
         redlock.try_lock("a").await
     });
-    assert!(matches!(both, Err(LockError::Contended { .. })));
+    assert_matches!(both, Err(LockError::Contended { .. }));
     assert!(began.elapsed() < ms(5), "{:?}", began.elapsed());
     assert!(alone.is_ok(), "it is in no one's way: {alone:?}");
     drop(held);

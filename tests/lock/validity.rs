@@ -1,6 +1,6 @@
 //! `valid_for`, `is_valid` and the deadline of an acquisition, on a paused clock.
 
-use support::{ms, secs};
+use support::{ms, secs, set_all};
 use tokio::task::yield_now;
 use tokio::time::{Instant, advance, sleep};
 use tower_redlock::protocol::message::Op;
@@ -8,7 +8,7 @@ use tower_redlock::protocol::validity;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, LostReason};
 
-use crate::common::{Foreign, builder, spread_fences};
+use crate::common::{Foreign, builder, processes, spread_fences};
 
 #[tokio::test(start_paused = true)]
 async fn valid_for_is_the_ttl_minus_elapsed_time_minus_drift() {
@@ -55,8 +55,7 @@ async fn second_phase_reduces_the_validity() {
 
 #[tokio::test(start_paused = true)]
 async fn acquisition_slower_than_the_ttl_is_expired_and_released() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     for node in 1..3 {
         nodes.set_for(node, OpKind::Acquire, Gate::Slow(ms(45)));
     }
@@ -76,13 +75,10 @@ async fn acquisition_slower_than_the_ttl_is_expired_and_released() {
 
 #[tokio::test(start_paused = true)]
 async fn lock_granted_within_its_last_millisecond_is_valid_for_that_millisecond() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     // The validity of 40 ms is 37.6 ms.
     for (delay, granted) in [(37, true), (38, false)] {
-        for node in 0..3 {
-            nodes.set_for(node, OpKind::Acquire, Gate::Slow(ms(delay)));
-        }
+        set_all(&nodes, OpKind::Acquire, Gate::Slow(ms(delay)));
         let asked = redlock.try_lock("k").ttl(ms(40)).await;
         assert_eq!(asked.is_ok(), granted, "{asked:?}");
         drop(asked);
@@ -92,8 +88,7 @@ async fn lock_granted_within_its_last_millisecond_is_valid_for_that_millisecond(
 
 #[tokio::test(start_paused = true)]
 async fn is_valid_compares_the_clock_without_a_running_task() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (_nodes, [redlock]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     assert!(guard.is_valid());
     // As after a pause of the whole process: the lease task has had no turn yet.
@@ -113,8 +108,7 @@ fn drift_of_the_default_ttl_is_102_ms() {
 #[tokio::test(start_paused = true)]
 async fn acquisition_has_one_deadline_for_both_phases() {
     for (slow, is_granted) in [(ms(20), true), (ms(40), false)] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = builder(&nodes).build().unwrap();
+        let (nodes, [redlock]) = processes();
         spread_fences(&nodes, "k");
         for node in 0..3 {
             nodes.set_for(node, OpKind::Acquire, Gate::Slow(slow));

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use support::{ms, secs};
+use support::{assert_matches, ms, secs};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::Retry;
@@ -15,8 +15,7 @@ use crate::common::{Foreign, builder, processes, random};
 
 #[tokio::test(start_paused = true)]
 async fn wait_and_max_hold_of_duration_max_do_not_overflow() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (_nodes, [redlock]) = processes();
     let guard = redlock
         .lock("k")
         .wait(Duration::MAX)
@@ -32,8 +31,7 @@ async fn wait_and_max_hold_of_duration_max_do_not_overflow() {
 
 #[tokio::test(start_paused = true)]
 async fn local_waiters_are_granted_in_the_order_of_their_requests() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+    let (nodes, [redlock]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut waiters = Vec::new();
@@ -67,8 +65,7 @@ async fn local_waiters_are_granted_in_the_order_of_their_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn wait_that_ends_returns_contended_with_retry_after() {
-    let nodes = ScriptedNodes::new(3);
-    let [here, there] = processes(&nodes);
+    let (_nodes, [here, there]) = processes();
     let guard = here.try_lock("k").await.unwrap();
     for other in [&here, &there] {
         for wait in [ms(0), ms(1), ms(777), secs(7)] {
@@ -89,8 +86,7 @@ async fn wait_that_ends_returns_contended_with_retry_after() {
 #[tokio::test(start_paused = true)]
 async fn remote_waiter_is_granted_within_the_longest_retry_delay_after_a_release() {
     for held in [0, 5, 50, 300, 1_000, 4_000] {
-        let nodes = ScriptedNodes::new(3);
-        let [here, there] = processes(&nodes);
+        let (_nodes, [here, there]) = processes();
         let guard = here.try_lock("k").await.unwrap();
         let waiting = tokio::spawn(there.lock("k").into_future());
         sleep(ms(held)).await;
@@ -106,9 +102,7 @@ async fn remote_waiter_is_granted_within_the_longest_retry_delay_after_a_release
 async fn lock_of_a_dead_process_is_granted_as_soon_as_it_expires() {
     let nodes = ScriptedNodes::new(3);
     let dead = Foreign::new("k");
-    for node in 0..3 {
-        dead.acquire(&nodes, node, secs(2));
-    }
+    (0..3).for_each(|node| drop(dead.acquire(&nodes, node, secs(2))));
     let began = Instant::now();
     let redlock = builder(&nodes).build().unwrap();
     drop(redlock.lock("k").await.unwrap());
@@ -124,13 +118,11 @@ async fn lock_of_a_dead_process_is_granted_as_soon_as_it_expires() {
 async fn retry_without_a_delay_does_not_spin_on_a_paused_clock() {
     let nodes = ScriptedNodes::new(3);
     let holder = Foreign::new("k");
-    for node in 0..3 {
-        holder.acquire(&nodes, node, secs(60));
-    }
+    (0..3).for_each(|node| drop(holder.acquire(&nodes, node, secs(60))));
     let retry = Retry::new(Duration::ZERO, Duration::ZERO);
     let redlock = builder(&nodes).retry(retry).wait(ms(20)).build().unwrap();
     let refused = redlock.lock("k").await;
-    assert!(matches!(refused, Err(LockError::Contended { .. })));
+    assert_matches!(refused, Err(LockError::Contended { .. }));
     assert!(nodes.sent(0, OpKind::Acquire) <= 22);
 }
 
@@ -225,10 +217,7 @@ async fn possible_split_vote_delays_contended_by_at_most_one_node_timeout() {
         let redlock = builder(&nodes).build().unwrap();
         let asked = Instant::now();
         let refused = redlock.try_lock("k").await;
-        assert!(
-            matches!(refused, Err(LockError::Contended { .. })),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Err(LockError::Contended { .. }));
         longest = longest.max(asked.elapsed());
     }
     // And one tick of the timer.
@@ -287,8 +276,7 @@ async fn attempt_that_is_dropped_wakes_the_waiters_of_other_processes() {
 /// no more is to be expected of the next ones.
 #[tokio::test(start_paused = true)]
 async fn a_caller_behind_one_that_waits_for_long_after_split_votes_is_refused_at_once() {
-    let nodes = ScriptedNodes::new(3);
-    let [here, there] = processes(&nodes);
+    let (nodes, [here, there]) = processes();
     let _held = there.lock("k").await.unwrap();
     // The first to answer.
     nodes.wipe(0);
@@ -296,9 +284,6 @@ async fn a_caller_behind_one_that_waits_for_long_after_split_votes_is_refused_at
     sleep(ms(200)).await;
     let began = Instant::now();
     let refused = here.try_lock("k").await;
-    assert!(
-        matches!(refused, Err(LockError::Contended { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LockError::Contended { .. }));
     assert!(began.elapsed() < ms(5), "{:?}", began.elapsed());
 }

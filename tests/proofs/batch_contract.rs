@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use support::{self, Connection, Random, ScriptNode};
+use support::{self, Connection, Random, ScriptNode, ms};
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::OwnerToken;
 use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
@@ -242,7 +242,7 @@ impl Nodes {
         for (name, (value, left)) in &ours {
             let (their_value, their_left) = &theirs[name];
             assert_eq!(value, their_value, "{what}: {name}");
-            let apart = Duration::from_millis(left.abs_diff(*their_left));
+            let apart = ms(left.abs_diff(*their_left));
             let is_endless = *left < 0;
             assert!(
                 apart < TOLERANCE && is_endless == (*their_left < 0),

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use support::{ms, secs};
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{Answer, Command, Op, Reply};
 use tower_redlock::protocol::round::{ExtendRound, ExtendStep};
@@ -17,9 +18,9 @@ use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store, 
 
 use crate::round_cases::{asked, cases, quorum};
 
-const TTL: Duration = Duration::from_millis(1_000);
+const TTL: Duration = ms(1_000);
 
-const RETENTION: Duration = Duration::from_secs(3_600);
+const RETENTION: Duration = secs(3_600);
 
 /// What a request belongs to; answers are counted nowhere else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +137,7 @@ impl World {
             clients: (0..clients).map(client).collect(),
             requests: Vec::new(),
             responses: Vec::new(),
-            now: Duration::from_secs(1),
+            now: secs(1),
             event: 0,
             attempts: 0,
             completed: Vec::new(),

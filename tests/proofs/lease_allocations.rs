@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use support::secs;
 use tower_redlock::protocol::lease::{
     Access, Effect, Event, Input, Lease, LeaseRequest, LeaseSpec,
 };
@@ -10,7 +11,7 @@ use tower_redlock::protocol::round::ReleaseStep;
 
 use crate::round_cases::quorum;
 
-const TTL: Duration = Duration::from_secs(9);
+const TTL: Duration = secs(9);
 
 /// Answers a request as nodes that grant everything, but with different numbers at first.
 fn reply(request: &LeaseRequest, node: usize) -> Reply {

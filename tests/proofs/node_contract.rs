@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Random, ScriptNode};
+use support::{Random, ScriptNode, assert_matches, ms, secs};
 use tokio::time::Instant;
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::admission::Generation;
@@ -13,10 +13,10 @@ use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{Holder, KeyNames, LockKeys, Namespace, OwnerToken, Shown, Store};
 
 /// All times are multiples of this, so that a difference in an expiry is no matter of speed.
-pub(crate) const STEP: Duration = Duration::from_secs(100);
-pub(crate) const TOLERANCE: Duration = Duration::from_secs(20);
+pub(crate) const STEP: Duration = secs(100);
+pub(crate) const TOLERANCE: Duration = secs(20);
 
-const RETENTION: Duration = Duration::from_secs(100_000);
+const RETENTION: Duration = secs(100_000);
 
 /// The scripts as the node loads them; the first six by the kind of request, for one key and for several.
 const SCRIPTS: [&str; 11] = [
@@ -403,7 +403,7 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
             for name in names(key).iter() {
                 let pttl = pair.node.call(&["PTTL", &text(&name.fence)]);
                 let left = u64::try_from(pttl.as_int().unwrap());
-                let left = Duration::from_millis(left.expect("it has an end"));
+                let left = ms(left.expect("it has an end"));
                 let late = (steps * STEP).abs_diff(left);
                 assert!(late < TOLERANCE, "{what}, {key:?}: {left:?}");
             }
@@ -463,7 +463,7 @@ fn generation_identifies_one_memory_of_one_process() {
             panic!("{reply:?}");
         };
         let number = |reply: &support::Reply| u64::try_from(reply.as_int().unwrap()).unwrap();
-        let now = Duration::from_secs(number(seconds)) + Duration::from_micros(number(micros));
+        let now = secs(number(seconds)) + Duration::from_micros(number(micros));
         let theirs = Generation::parse(generation.as_str().unwrap()).unwrap();
         let began = now - theirs.age(now);
         let ours = pair.store.admit(&random, run_id, began);
@@ -494,7 +494,7 @@ fn confirm_never_shortens_a_lock() {
         let left = |pair: &mut Pair| {
             let lock = text(&names(key)[0].lock);
             let pttl = pair.node.call(&["PTTL", &lock]).as_int().unwrap();
-            Duration::from_millis(u64::try_from(pttl).unwrap())
+            ms(u64::try_from(pttl).unwrap())
         };
         pair.ask(&command(key, 1, confirm(5, STEP)), as_set, "shorter");
         assert!(left(&mut pair) > 4 * STEP);
@@ -553,7 +553,7 @@ fn lock_key_of_another_type_gives_no_vote_and_is_not_overwritten() {
             assert!(error.unwrap_err().contains("WRONGTYPE"), "{what}");
             // Not ours: lost, or an error, but never confirmed.
             let confirmed = send(&mut node, &command(&["k"], 1, confirm(9, STEP)), as_set);
-            assert!(matches!(confirmed, Ok(Reply::Lost) | Err(_)), "{what}");
+            assert_matches!(confirmed, Ok(Reply::Lost) | Err(_), "{what}");
             drop(send(&mut node, &command(&["k"], 1, Op::Release), as_set));
             assert_eq!(node.dump(&lock), before, "{what}");
         }

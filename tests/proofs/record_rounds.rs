@@ -7,11 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
+use support::secs;
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{Answer, Reply};
 use tower_redlock::protocol::round::{Decided, LookRound, LookStep, RecordRound, RecordStep};
@@ -81,7 +81,7 @@ fn held_for(payload: u8) -> Reply {
 fn done(record: Record) -> Reply {
     Reply::Done {
         record,
-        expires_in: Duration::from_secs(1),
+        expires_in: secs(1),
     }
 }
 

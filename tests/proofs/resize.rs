@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use support::{Cluster, Random};
+use support::{Cluster, Random, ms, secs};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower_redlock::{
@@ -25,7 +25,7 @@ use tower_redlock::{
 use crate::chaos::faults::{NOISE, SETS, say, setting};
 use crate::chaos::history::{History, Record, unpoisoned};
 
-const TTL: Duration = Duration::from_secs(1);
+const TTL: Duration = secs(1);
 const SERVICES: u64 = 3;
 const CLIENTS: u64 = 4;
 
@@ -74,7 +74,7 @@ async fn resize(in_both: bool) -> History {
     let clusters: Vec<Cluster> = NAMES.iter().map(|_| Cluster::start(3)).collect();
     let groups: Vec<NodeGroup> = clusters.iter().zip(NAMES).map(group).collect();
     let history: Arc<Mutex<History>> = Arc::default();
-    let phase = Duration::from_secs(setting("RESIZE_SECONDS").unwrap_or(1));
+    let phase = secs(setting("RESIZE_SECONDS").unwrap_or(1));
     let mut services: Vec<Service> = Vec::new();
     for number in 0..SERVICES {
         services.push(Service::start(of(&groups[..1]), number, &history));
@@ -121,7 +121,7 @@ fn group((cluster, name): (&Cluster, &str)) -> NodeGroup {
 fn of(groups: &[NodeGroup]) -> RedlockBuilder {
     let builder = Redlock::builder()
         .ttl(TTL)
-        .node_timeout(Duration::from_millis(500))
+        .node_timeout(ms(500))
         .restart_guard(RestartGuard::Off);
     groups
         .iter()
@@ -151,7 +151,7 @@ impl Service {
 
     async fn end(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        let drained = self.redlock.drain(Duration::from_secs(10)).await;
+        let drained = self.redlock.drain(secs(10)).await;
         // A release that a busy machine delays is no fault: the locks end by their ttl.
         assert!(drained.held.is_empty(), "{drained:?}");
         for client in self.clients.drain(..) {
@@ -176,7 +176,7 @@ impl Client {
             let wait = self.random.one_of(&[0, 300, 2_000]);
             let begun = Instant::now();
             let request = self.redlock.lock_all(keys.iter().copied());
-            let why = match request.wait(Duration::from_millis(wait)).await {
+            let why = match request.wait(ms(wait)).await {
                 Ok(guard) => {
                     let record = Record {
                         keys,
@@ -195,14 +195,14 @@ impl Client {
                 Err(other) => panic!("{other:?}"),
             };
             unpoisoned(&self.history).count("refused", why);
-            sleep(self.random.up_to(Duration::from_millis(20))).await;
+            sleep(self.random.up_to(ms(20))).await;
         }
     }
 
     async fn hold(&mut self, guard: LockGuard, mut record: Record) {
         unpoisoned(&self.history).on_grant(&record, &guard.handle());
         for _ in 0..self.random.one_of(&[1, 3]) {
-            sleep(self.random.up_to(Duration::from_millis(5))).await;
+            sleep(self.random.up_to(ms(5))).await;
             let mut history = unpoisoned(&self.history);
             let is_accepted = history.storage.write(&record);
             if guard.is_valid() {

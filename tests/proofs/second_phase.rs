@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use support::assert_matches;
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, RefusalKind};
 use tower_redlock::protocol::message::{Answer, Reply};
 
@@ -136,7 +137,7 @@ fn keys_lost_while_confirming_end_the_round_without_a_majority() {
     let AcquireStep::Refused(refusal) = round.on_confirm(1, 1, &LOST) else {
         panic!("only nodes 2 and 4 are left");
     };
-    assert!(matches!(refusal.kind, RefusalKind::Contended { .. }));
+    assert_matches!(refusal.kind, RefusalKind::Contended { .. });
     assert!(refusal.is_split);
     assert_eq!(refusal.voted.len(), 4);
 }

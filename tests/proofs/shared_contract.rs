@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Random, ScriptNode};
+use support::{Random, ScriptNode, assert_matches, secs};
 use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
 use tower_redlock::protocol::{KeyNames, Namespace, Store};
@@ -37,7 +37,7 @@ const SCRIPTS: [&str; 9] = [
     include_str!("../../src/node/redis/scripts/release_all.lua"),
 ];
 
-const RETENTION: Duration = Duration::from_secs(100_000);
+const RETENTION: Duration = secs(100_000);
 
 pub(crate) fn shared_names(keys: &[&str]) -> Arc<[KeyNames]> {
     let namespace = Namespace::default();
@@ -277,7 +277,7 @@ fn reader_excludes_the_plain_set_of_other_redlock_clients_and_is_excluded_by_it(
             op: Op::Shared(SharedOp::Acquire { ttl }),
         },
     );
-    assert!(matches!(refused, Reply::Held { .. }), "{refused:?}");
+    assert_matches!(refused, Reply::Held { .. });
 }
 
 /// The lock of readers may go away by other means than their releases; the reference node knows no such means.
@@ -305,11 +305,11 @@ fn readers_of_a_deleted_lock_neither_free_the_next_lock_nor_share_it() {
         assert_eq!(ask(&mut node, reader, share.clone()), Reply::Granted(0));
         node.call(&["DEL", &lock]);
         let written = ask(&mut node, writer, write.clone());
-        assert!(matches!(written, Reply::Granted(_)), "{written:?}");
+        assert_matches!(written, Reply::Granted(_));
         if leaves {
             ask(&mut node, reader, Op::Shared(SharedOp::Release));
             let refused = ask(&mut node, next, share.clone());
-            assert!(matches!(refused, Reply::Held { .. }), "{refused:?}");
+            assert_matches!(refused, Reply::Held { .. });
         }
         ask(&mut node, writer, Op::Release);
         assert_eq!(ask(&mut node, next, share.clone()), Reply::Granted(0));

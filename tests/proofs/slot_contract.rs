@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Connection, Random, ScriptNode};
+use support::{Connection, Random, ScriptNode, ms, secs};
 use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, Shown, Store};
@@ -35,7 +35,7 @@ const SCRIPTS: [&str; 6] = [
     ),
 ];
 
-const RETENTION: Duration = Duration::from_secs(100_000);
+const RETENTION: Duration = secs(100_000);
 const SLOTS: usize = 3;
 
 /// The names of a plain lock, with all that may be beside it.
@@ -168,7 +168,7 @@ fn decode(op: &Op, reply: &support::Reply, has_slots: bool) -> Reply {
             },
             fence: u64::try_from(number(3)).ok(),
             is_recorded: number(4) > 0,
-            at: Duration::from_millis(u64::try_from(number(5)).unwrap()),
+            at: ms(u64::try_from(number(5)).unwrap()),
             mark: {
                 let digest = parts[6].as_str().unwrap().as_bytes();
                 (!digest.is_empty()).then(|| HolderMark::from_bytes(digest))

@@ -2,7 +2,10 @@
 
 use std::future::IntoFuture;
 
-use support::{Cluster, Log, Proxy, Random, RedisServer, free_port, ms, secs, until, until_all_up};
+use support::{
+    Cluster, Log, Proxy, Random, RedisServer, assert_matches, free_port, ms, secs, until,
+    until_all_up,
+};
 use tokio::time::{Instant, sleep};
 use tower_redlock::{LockError, NodeState, RestartGuard};
 
@@ -13,10 +16,7 @@ use crate::patient::{LONGEST, builder, guarded, name_of};
 async fn changing_addresses_make_no_majority_of_one_server() {
     let cluster = Cluster::start(3);
     until_all_up(&guarded(cluster.urls()).build().unwrap(), LONGEST).await;
-    let mut wires = Vec::new();
-    for server in &cluster.servers {
-        wires.push(Proxy::start(server.addr()).await);
-    }
+    let wires = cluster.proxies().await;
     let urls: Vec<_> = wires.iter().map(Proxy::url).collect();
     let redlock = guarded(urls).build().unwrap();
     let mut random = Random(20_261_122);
@@ -97,16 +97,12 @@ async fn restart_guard_off_server_under_several_addresses_gets_no_vote() {
     let other = server.url().replace("127.0.0.1", "localhost");
     let dead = format!("redis://127.0.0.1:{}", free_port());
     for number in 0..10 {
-        let log = Log::default();
-        let _subscribed = log.subscribe();
+        let (log, _subscribed) = Log::subscribed();
         let urls = [server.url(), other.clone(), dead.clone()];
         let redlock = builder(urls).build().unwrap();
         let key = number.to_string();
         let refused = redlock.try_lock(key.as_str()).await.unwrap_err();
-        assert!(
-            matches!(refused, LockError::Unavailable { .. }),
-            "{refused:?}"
-        );
+        assert_matches!(refused, LockError::Unavailable { .. });
         until("known", LONGEST, || async {
             redlock.health().await.up() == 0
         })
@@ -150,8 +146,7 @@ async fn restart_guard_off_servers_that_refuse_info_vote_and_are_logged_once() {
     for server in &cluster.servers {
         server.command(&["ACL", "SETUSER", "default", "-info"]);
     }
-    let log = Log::default();
-    let _subscribed = log.subscribe();
+    let (log, _subscribed) = Log::subscribed();
     let redlock = builder(cluster.urls()).build().unwrap();
     until_all_up(&redlock, LONGEST).await;
     let guard = redlock.lock("k").await.unwrap();
@@ -183,7 +178,7 @@ async fn three_addresses_of_one_server_do_not_vote_or_reconnect_endlessly() {
     let began = Instant::now();
     while began.elapsed() < secs(11) {
         let refused = redlock.try_lock("k").await;
-        assert!(matches!(refused, Err(LockError::Unavailable { .. })));
+        assert_matches!(refused, Err(LockError::Unavailable { .. }));
         sleep(ms(20)).await;
     }
     let after: usize = wires.iter().map(Proxy::connections).sum();

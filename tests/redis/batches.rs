@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use futures_util::future::join_all;
-use support::{Cluster, Connection, Deadline, MonitorLog, RedisServer, secs, until_all_up};
+use support::{
+    Cluster, Connection, Deadline, MonitorLog, RedisServer, assert_matches, ms, secs, until_all_up,
+};
 use tokio::task::yield_now;
 use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, Released, RestartGuard, Retry};
 
@@ -60,7 +61,7 @@ impl Variant {
         Redlock::builder()
             .urls(urls)
             // Not what is tested: a busy machine may be slow.
-            .node_timeout(Duration::from_millis(800))
+            .node_timeout(ms(800))
             .fencing(self.fencing)
             .ttl(ttl)
             .restart_guard(guard)
@@ -400,14 +401,11 @@ async fn writers_of_a_wave_that_readers_refuse_announce_themselves() {
         assert!(held.iter().all(Result::is_ok), "{held:?}");
         let logs: Vec<_> = cluster.servers.iter().map(MonitorLog::start).collect();
         let waits = keys.iter().map(|key| {
-            let lock = writers.lock(key.clone()).wait(Duration::from_millis(700));
+            let lock = writers.lock(key.clone()).wait(ms(700));
             lock.into_future()
         });
         for refused in join_all(waits).await {
-            assert!(
-                matches!(refused, Err(LockError::Contended { .. })),
-                "{refused:?}"
-            );
+            assert_matches!(refused, Err(LockError::Contended { .. }));
         }
         for log in &logs {
             let lines = log.lines();

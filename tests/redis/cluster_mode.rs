@@ -3,26 +3,24 @@
 use std::time::Duration;
 
 use support::{
-    Deadline, RedisServer, lock_and_release, secs, until_all_up, use_every_connection, wait_until,
-    why_unreachable,
+    Deadline, RedisServer, assert_matches, lock_and_release, ms, secs, until_all_up,
+    use_every_connection, wait_until, why_unreachable,
 };
 use tower_redlock::{LockError, NodeState, Redlock, RedlockBuilder, Released, RestartGuard};
 
 const ALL_SLOTS: std::ops::Range<u16> = 0..16_384;
-const LONGEST: Duration = Duration::from_secs(20);
+const LONGEST: Duration = secs(20);
 const REMEDY: &str = "a node in cluster mode must have all of them: add them, or list a server that is not in \
     cluster mode";
 
 fn unguarded() -> RedlockBuilder {
-    let builder = Redlock::builder().node_timeout(Duration::from_millis(500));
+    let builder = Redlock::builder().node_timeout(ms(500));
     builder.restart_guard(RestartGuard::Off)
 }
 
 fn guarded(server: &RedisServer) -> RedlockBuilder {
     // More than the ttl of what uses every connection.
-    let builder = unguarded()
-        .url(server.url())
-        .ttl(Duration::from_millis(1500));
+    let builder = unguarded().url(server.url()).ttl(ms(1500));
     builder
         .namespace("guarded")
         .restart_guard(RestartGuard::For(secs(2)))
@@ -52,10 +50,7 @@ async fn everything_works_on_a_server_that_has_all_slots() {
     server.restart();
     until_quarantined(&redlock).await;
     let refused = redlock.try_lock("a").await.unwrap_err();
-    assert!(
-        matches!(refused, LockError::Unavailable { .. }),
-        "{refused:?}"
-    );
+    assert_matches!(refused, LockError::Unavailable { .. });
     until_all_up(&redlock, LONGEST).await;
     drop(redlock.lock_all(["a", "b", "c"]).await.unwrap());
 

@@ -12,29 +12,18 @@ use axum::extract::{Path, State};
 use axum::routing::post;
 use futures_util::future::join_all;
 use support::http::{self, Client, Response};
-use support::{ChildProcess, Cluster, alone, example_path, free_port};
-use tokio::net::TcpListener;
+use support::{ChildProcess, Cluster, alone, ms, quorum, secs};
 use tokio::time::Instant;
 use tower_redlock::{Redlock, RedlockLayer, RestartGuard, key};
 
-const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a withdrawal thinks; longer than eight requests are apart on a busy machine.
-const HOLD: Duration = Duration::from_millis(100);
+const HOLD: Duration = ms(100);
 
 /// Starts two `quickstart` processes that share the nodes of a cluster.
 fn two_servers(cluster: &Cluster) -> [(ChildProcess, SocketAddr); 2] {
     let urls = cluster.urls().join(",");
-    [(), ()].map(|()| {
-        let listen = format!("127.0.0.1:{}", free_port());
-        let envs = [
-            ("LISTEN", listen.as_str()),
-            ("REDLOCK_URLS", urls.as_str()),
-            ("REDLOCK_RESTART_GUARD", "off"),
-        ];
-        let server = ChildProcess::start(example_path("quickstart"), &[], &envs);
-        server.wait_for_line("Ctrl-C stops it", PATIENCE);
-        (server, listen.parse().expect("it is an address"))
-    })
+    let envs = quorum(&urls);
+    [(); 2].map(|()| ChildProcess::serve("quickstart", &envs, "Ctrl-C stops it"))
 }
 
 /// Four withdrawals at each of two servers, all at once, on kept connections.
@@ -126,7 +115,7 @@ async fn eight_concurrent_withdrawals_over_two_servers_grant_one() {
     assert!(void <= 10, "the machine is too slow");
     println!("rounds without exactly one winner: {not_one_winner} of 100");
     assert!(not_one_winner <= 1);
-    cluster.wait_until_free(Duration::from_secs(2)).await;
+    cluster.wait_until_free(secs(2)).await;
 }
 
 #[tokio::test]
@@ -175,7 +164,7 @@ async fn withdraw(State(bank): State<Arc<Bank>>, Path(account): Path<String>) {
             .unwrap_or_else(PoisonError::into_inner)
     };
     let before = read().get(&account).copied().unwrap_or(0);
-    tokio::time::sleep(Duration::from_millis(1)).await;
+    tokio::time::sleep(ms(1)).await;
     read().insert(account, before + 1);
 }
 
@@ -187,10 +176,7 @@ async fn bank_server(bank: &Arc<Bank>, redlock: Option<Redlock>) -> SocketAddr {
     if let Some(redlock) = redlock {
         app = app.route_layer(RedlockLayer::new(redlock, ("account", key::path("id"))));
     }
-    let listener = TcpListener::bind("127.0.0.1:0")
-        .await
-        .expect("a port is free");
-    let addr = listener.local_addr().expect("it listens");
+    let (listener, addr) = http::listen().await;
     tokio::spawn(axum::serve(listener, app).into_future());
     addr
 }
@@ -222,7 +208,7 @@ async fn thousand_withdrawals(locked: bool) -> Arc<Bank> {
                     423 | 503 => {
                         // Apart from each other: neither in step nor for ever.
                         let pause = 5 + (i as u64 * 7 + attempt * 13) % 50;
-                        tokio::time::sleep(Duration::from_millis(pause)).await;
+                        tokio::time::sleep(ms(pause)).await;
                     }
                     status => panic!("{status}: {}", response.text()),
                 }
@@ -233,7 +219,7 @@ async fn thousand_withdrawals(locked: bool) -> Arc<Bank> {
     for client in clients.collect::<Vec<_>>() {
         client.await.expect("every client withdraws");
     }
-    cluster.wait_until_free(Duration::from_secs(2)).await;
+    cluster.wait_until_free(secs(2)).await;
     bank
 }
 
@@ -268,7 +254,7 @@ async fn layer_lets_get_requests_pass_while_the_account_is_locked() {
     let withdrawal = tokio::spawn(async move {
         http::request(addr, "POST", "/accounts/a/withdraw?hold_ms=300", &[], b"").await
     });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    tokio::time::sleep(ms(100)).await;
     assert_eq!(
         http::request(addr, "GET", "/accounts/a", &[], b"")
             .await

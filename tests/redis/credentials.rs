@@ -269,8 +269,7 @@ async fn provider_that_fails_for_one_node_is_one_failure_of_that_node() {
         ),
     ] {
         let cluster = start(3, SECRET);
-        let log = Log::default();
-        let _subscribed = log.subscribe();
+        let (log, _subscribed) = Log::subscribed();
         let faulty = Faulty(fault, cluster.servers[0].addr().to_string());
         let redlock = builder(cluster.urls()).credentials(faulty).build().unwrap();
         let began = Instant::now();
@@ -310,8 +309,7 @@ async fn refused_login_asks_the_provider_once_more_before_the_node_is_down() {
         }
     }
     let cluster = start(1, SECRET);
-    let log = Log::default();
-    let _subscribed = log.subscribe();
+    let (log, _subscribed) = Log::subscribed();
     let asked = Arc::new(AtomicUsize::new(0));
     let redlock = builder(cluster.urls()).credentials(Late(Arc::clone(&asked)));
     let guard = redlock.build().unwrap().try_lock("k").await.unwrap();
@@ -322,8 +320,7 @@ async fn refused_login_asks_the_provider_once_more_before_the_node_is_down() {
 #[tokio::test]
 async fn password_changed_behind_the_provider_is_one_failure_until_it_is_right_again() {
     let cluster = start(3, SECRET);
-    let log = Log::default();
-    let _subscribed = log.subscribe();
+    let (log, _subscribed) = Log::subscribed();
     let credentials = Credentials::new(SECRET).username("locker");
     let redlock = builder(cluster.urls()).credentials(credentials);
     let redlock = redlock.build().unwrap();
@@ -348,8 +345,7 @@ async fn file_is_read_again_at_each_connection() {
     let file = env::temp_dir().join(format!("tower-redlock-password-{}", process::id()));
     fs::write(&file, "first\n").unwrap();
     let cluster = start(1, "first");
-    let log = Log::default();
-    let _subscribed = log.subscribe();
+    let (log, _subscribed) = Log::subscribed();
     let credentials = Credentials::from_file(&file).username("locker");
     let redlock = builder(cluster.urls()).credentials(credentials.clone());
     let redlock = redlock.build().unwrap();

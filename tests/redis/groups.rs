@@ -6,20 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use support::{Cluster, Deadline, RedisServer, alone};
+use support::{Cluster, Deadline, RedisServer, alone, assert_matches, ms, secs};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower_redlock::{
     LockError, LockKey, NodeFailure, Readiness, Redlock, RedlockBuilder, RestartGuard,
 };
 
-const TTL: Duration = Duration::from_secs(2);
+const TTL: Duration = secs(2);
 
 /// Long, so that a busy machine makes no node late.
-const NODE_TIMEOUT: Duration = Duration::from_millis(1_500);
+const NODE_TIMEOUT: Duration = ms(1_500);
 
 /// How long the load lasts before the failure, and as long after it.
-const LOAD: Duration = Duration::from_secs(2);
+const LOAD: Duration = secs(2);
 
 fn builder(clusters: &[Cluster]) -> RedlockBuilder {
     let builder = Redlock::builder()
@@ -70,7 +70,7 @@ impl Load {
                     if let Ok(guard) = locked {
                         drop(guard.release().await);
                     }
-                    sleep(Duration::from_millis(1)).await;
+                    sleep(ms(1)).await;
                 }
                 locks
             })
@@ -127,14 +127,9 @@ async fn kill_of_a_whole_group_leaves_the_keys_of_the_other_alone() {
         of(true).count()
     );
     // Once the connections are known to be broken, its keys are refused, and nothing else happens to them.
-    let late = dying
-        .iter()
-        .filter(|(began, ..)| *began > killed + Duration::from_millis(500));
+    let late = dying.iter().filter(|(began, ..)| *began > killed + ms(500));
     for (_, _, locked) in late {
-        assert!(
-            matches!(locked, Err(LockError::Unavailable { .. })),
-            "{locked:?}"
-        );
+        assert_matches!(locked, Err(LockError::Unavailable { .. }));
     }
     let readiness: Vec<_> = health
         .groups
@@ -162,7 +157,7 @@ async fn group_that_restarts_empty_is_quarantined_alone() {
         .servers
         .iter_mut()
         .for_each(RedisServer::restart);
-    let deadline = Deadline::after(Duration::from_secs(10));
+    let deadline = Deadline::after(secs(10));
     loop {
         let health = redlock.health().await;
         assert!(redlock.try_lock(&keys[0]).await.is_ok());
@@ -172,7 +167,7 @@ async fn group_that_restarts_empty_is_quarantined_alone() {
             break;
         }
         assert!(!deadline.is_over(), "{health:?}");
-        sleep(Duration::from_millis(10)).await;
+        sleep(ms(10)).await;
     }
     let Err(LockError::Unavailable { nodes, .. }) = redlock.try_lock(&keys[1]).await else {
         panic!("its servers have forgotten all locks");
@@ -259,10 +254,10 @@ fn metrics_of_nodes_name_the_kind_of_each_request() {
 }
 
 async fn wait_until_locked(redlock: &Redlock, key: &LockKey) {
-    let deadline = Deadline::after(Duration::from_secs(20));
+    let deadline = Deadline::after(secs(20));
     while let Err(error) = redlock.try_lock(key).await {
         assert!(!deadline.is_over(), "{error}");
-        sleep(Duration::from_millis(50)).await;
+        sleep(ms(50)).await;
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use support::{
-    ChildProcess, Cluster, Deadline, MonitorLog, Proxy, RedisServer, Reply, free_port, http,
+    ChildProcess, Cluster, Deadline, MonitorLog, Proxy, RedisServer, Reply, assert_matches,
+    free_port, http, ms, secs,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,7 +22,7 @@ fn redis_server_loses_its_memory_on_restart() {
     );
     assert_eq!(server.command(&["INCR", "n"]).as_int(), Some(1));
     assert!(server.command(&["GET", "missing"]).is_nil());
-    assert!(matches!(server.command(&["NOPE"]), Reply::Error(_)));
+    assert_matches!(server.command(&["NOPE"]), Reply::Error(_));
     assert_eq!(server.keys("*"), ["k", "n"]);
     assert_eq!(server.call_counts()["set"], 1);
 
@@ -41,7 +42,7 @@ fn stopped_redis_server_answers_after_continue() {
     assert!(!server.is_running());
     std::thread::scope(|scope| {
         let answer = scope.spawn(|| server.command(&["PING"]));
-        let deadline = Deadline::after(Duration::from_millis(100));
+        let deadline = Deadline::after(ms(100));
         while deadline.pause() {}
         assert!(!answer.is_finished());
         server.cont();
@@ -83,7 +84,7 @@ async fn cluster_lists_locks_without_fences() {
     cluster.wait_until_free(Duration::ZERO).await;
     cluster.servers[2].command(&["SET", "redlock:{a}", "v", "PX", "100"]);
     assert_eq!(cluster.lock_keys(), ["redlock:{a}"]);
-    cluster.wait_until_free(Duration::from_secs(1)).await;
+    cluster.wait_until_free(secs(1)).await;
     cluster.servers[2].kill();
     cluster.servers[1].stop();
     assert_eq!(cluster.lock_keys(), [""; 0]);
@@ -95,7 +96,7 @@ async fn proxy_delays_and_passes_again() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
-    let delay = Duration::from_millis(300);
+    let delay = ms(300);
     assert!(ping(&mut client).await.unwrap() < delay);
     proxy.delay(delay);
     let took = ping(&mut client).await.unwrap();
@@ -105,7 +106,7 @@ async fn proxy_delays_and_passes_again() {
     let begin = Instant::now();
     for _ in 0..3 {
         client.write_all(b"PING\r\n").await.unwrap();
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(ms(20)).await;
     }
     while server.call_counts()["ping"] < 5 {
         assert!(begin.elapsed() < delay, "{:?}", server.call_counts());
@@ -132,7 +133,7 @@ async fn proxy_black_hole_silences_its_connections_for_good() {
     proxy.black_hole();
     let mut during = TcpStream::connect(proxy.addr()).await.unwrap();
     for client in [&mut robbed, &mut during] {
-        let silence = timeout(Duration::from_millis(100), ping(client)).await;
+        let silence = timeout(ms(100), ping(client)).await;
         assert!(silence.is_err(), "{silence:?}");
     }
 
@@ -142,7 +143,7 @@ async fn proxy_black_hole_silences_its_connections_for_good() {
         .await
         .unwrap();
     for client in [&mut robbed, &mut during] {
-        let silence = timeout(Duration::from_millis(100), ping(client)).await;
+        let silence = timeout(ms(100), ping(client)).await;
         assert!(silence.is_err(), "{silence:?}");
     }
     assert_eq!(server.call_counts()["ping"], 4);
@@ -153,7 +154,7 @@ async fn proxy_black_hole_silences_its_connections_for_good() {
         ping(&mut idle).await.unwrap_err().kind(),
         ErrorKind::UnexpectedEof
     );
-    let silence = timeout(Duration::from_millis(50), robbed.read_u8()).await;
+    let silence = timeout(ms(50), robbed.read_u8()).await;
     assert!(silence.is_err(), "{silence:?}");
 }
 
@@ -184,8 +185,8 @@ async fn proxy_cut_closes_connections_until_pass() {
 async fn proxy_ignores_a_paused_clock() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
-    proxy.delay(Duration::from_millis(50));
-    let begin = Deadline::after(Duration::from_millis(50));
+    proxy.delay(ms(50));
+    let begin = Deadline::after(ms(50));
     let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
     ping(&mut client).await.unwrap();
     assert!(begin.is_over());
@@ -195,7 +196,7 @@ async fn proxy_ignores_a_paused_clock() {
 fn child_process_returns_output_and_exit_status() {
     let script = r#"echo "hello $NAME"; echo oops >&2; echo last; exit 3"#;
     let mut child = ChildProcess::start("/bin/sh", &["-c", script], &[("NAME", "you")]);
-    let patience = Duration::from_secs(5);
+    let patience = secs(5);
     assert_eq!(child.wait_for_line("hello", patience), "hello you");
     assert_eq!(child.wait(patience).code(), Some(3));
     assert_eq!(child.stdout(), "hello you\nlast");

@@ -10,17 +10,19 @@ use std::fs;
 use std::future::IntoFuture;
 use std::sync::OnceLock;
 use std::thread;
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::routing::post;
-use support::{Answer, Cluster, Proxy, RedisServer, ms, once, secs, until};
+use support::{
+    Answer, Cluster, Proxy, RedisServer, assert_matches, ms, once, secs, set_all, three_nodes,
+    until,
+};
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, sleep, timeout};
-use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::test_util::{Gate, OpKind};
 use tower_redlock::{
     LockError, LockGuard, LockHandle, LostReason, NodeFailure, NodeState, Redlock, RedlockLayer,
     ReleaseError, RestartGuard, key,
@@ -58,10 +60,7 @@ fn call_until<T>(what: &str, mut call: impl FnMut() -> Option<T>) -> T {
 fn assert_not_run(nodes: &[NodeFailure]) {
     assert_eq!(nodes.len(), 3);
     for failure in nodes {
-        assert!(
-            matches!(failure, NodeFailure::Unreachable { .. }),
-            "{failure:?}"
-        );
+        assert_matches!(failure, NodeFailure::Unreachable { .. });
         let text = failure.to_string();
         assert!(
             text.contains(
@@ -198,10 +197,7 @@ fn all_works_in_a_home_of_its_own_while_the_programs_runtime_rests() {
         // Longer than the ttl: somebody renews it.
         sleep(secs(3)).await;
         let refused = redlock.try_lock("held").await.unwrap_err();
-        assert!(
-            matches!(refused, LockError::Contended { .. }),
-            "{refused:?}"
-        );
+        assert_matches!(refused, LockError::Contended { .. });
         let guard = redlock.lock("free").await.unwrap();
         guard.extend(secs(1)).await.unwrap();
         guard.release().await.unwrap();
@@ -254,7 +250,7 @@ fn handler_that_blocks_the_only_thread_keeps_its_lock_until_max_hold() {
         let is_free = async |key| match another_process.try_lock(key).await {
             Ok(guard) => guard.release().await.is_ok(),
             Err(error) => {
-                assert!(matches!(error, LockError::Contended { .. }), "{error:?}");
+                assert_matches!(error, LockError::Contended { .. });
                 false
             }
         };
@@ -262,7 +258,7 @@ fn handler_that_blocks_the_only_thread_keeps_its_lock_until_max_hold() {
         assert!(!is_free("kept").await && !is_free("lost").await);
         until("over", LONGEST, || is_free("lost")).await;
         assert!(began.elapsed() > secs(5), "{:?}", began.elapsed());
-        sleep(Duration::from_secs(13).saturating_sub(began.elapsed())).await;
+        sleep(secs(13).saturating_sub(began.elapsed())).await;
         assert!(!is_free("kept").await);
     });
     let kept = kept.join().unwrap();
@@ -343,10 +339,7 @@ fn home_that_ends_with_locks_requests_and_releases_leaves_nothing() {
         let Err(LockError::Unavailable { nodes, .. }) = &asked else {
             panic!("{asked:?}");
         };
-        assert!(
-            matches!(nodes[0], NodeFailure::Disconnected { .. }),
-            "{asked:?}"
-        );
+        assert_matches!(nodes[0], NodeFailure::Disconnected { .. }, "{asked:?}");
         let released = timeout(LONGEST, releasing)
             .await
             .expect("it hangs")
@@ -395,14 +388,14 @@ fn killed_node_is_asked_again_by_the_next_home() {
 #[test]
 fn quarantined_node_is_asked_again_by_the_next_home() {
     let server = RedisServer::start();
-    let guard = RestartGuard::For(Duration::from_secs(2));
-    let redlock = builder([server.url()]).ttl(Duration::from_secs(1));
+    let guard = RestartGuard::For(secs(2));
+    let redlock = builder([server.url()]).ttl(secs(1));
     let redlock = redlock.restart_guard(guard).build();
     let redlock = redlock.expect("the settings are valid");
     many_threads().block_on(async {
         assert!(redlock.try_lock("k").await.is_err());
         let state = state(&redlock).await;
-        assert!(matches!(state, NodeState::Quarantined { .. }), "{state:?}");
+        assert_matches!(state, NodeState::Quarantined { .. });
     });
     many_threads().block_on(until_locked(&redlock));
 }
@@ -412,9 +405,9 @@ fn node_with_a_duplicate_address_is_asked_again_by_the_next_home() {
     let servers = [RedisServer::start(), RedisServer::start()];
     let second = many_threads();
     let name = second.block_on(Proxy::start(servers[0].addr()));
-    let guard = RestartGuard::For(Duration::from_secs(2));
+    let guard = RestartGuard::For(secs(2));
     let redlock = builder([servers[0].url()]).url(name.url());
-    let redlock = redlock.ttl(Duration::from_secs(1)).restart_guard(guard);
+    let redlock = redlock.ttl(secs(1)).restart_guard(guard);
     let redlock = redlock.build().expect("the settings are valid");
     many_threads().block_on(until("twins", LONGEST, || async {
         let refused = redlock.try_lock("k").await;
@@ -429,9 +422,9 @@ fn node_with_a_duplicate_address_is_asked_again_by_the_next_home() {
 fn lock_asked_for_by_a_dropped_runtime_is_released_at_a_server_that_was_stopped() {
     let server = RedisServer::start();
     let redlock = builder([server.url()]);
-    let redlock = redlock.ttl(Duration::from_secs(60));
-    let redlock = redlock.node_timeout(Duration::from_secs(10));
-    let redlock = redlock.connect_timeout(Duration::from_millis(300)).build();
+    let redlock = redlock.ttl(secs(60));
+    let redlock = redlock.node_timeout(secs(10));
+    let redlock = redlock.connect_timeout(ms(300)).build();
     let redlock = redlock.expect("the settings are valid");
     let (first, second) = (many_threads(), many_threads());
     first.block_on(until_locked(&redlock));
@@ -442,13 +435,10 @@ fn lock_asked_for_by_a_dropped_runtime_is_released_at_a_server_that_was_stopped(
         let LockError::Unavailable { nodes, .. } = &refused else {
             panic!("{refused:?}");
         };
-        assert!(
-            matches!(nodes[0], NodeFailure::Disconnected { .. }),
-            "{refused:?}"
-        );
+        assert_matches!(nodes[0], NodeFailure::Disconnected { .. }, "{refused:?}");
     };
     let ending = async {
-        sleep(Duration::from_millis(200)).await;
+        sleep(ms(200)).await;
         first.shutdown_background();
     };
     second.block_on(async { tokio::join!(asking, ending) });
@@ -461,25 +451,20 @@ fn lock_asked_for_by_a_dropped_runtime_is_released_at_a_server_that_was_stopped(
 /// The first to ask for a record reads it for all, in a runtime of which nothing may come any more.
 #[test]
 fn big_record_is_replayed_while_the_runtime_that_fetches_it_is_idle() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let (nodes, redlock) = three_nodes();
     let layer = once(&redlock).max_response_body(100_000);
     let app = Router::new().route("/", post(async || vec![b'x'; 50_000]));
     let app = app.route_layer(layer);
     let (resting, going_on) = (one_thread(), many_threads());
     let first = going_on.block_on(pay(&app, "a"));
     assert_eq!(first.status, StatusCode::OK);
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Fetch, Gate::Slow(ms(40)));
-    }
+    set_all(&nodes, OpKind::Fetch, Gate::Slow(ms(40)));
     assert!(
         resting
             .block_on(async { timeout(ms(20), pay(&app, "a")).await })
             .is_err()
     );
-    for node in 0..3 {
-        nodes.set(node, Gate::Ready);
-    }
+    (0..3).for_each(|node| nodes.set(node, Gate::Ready));
     let again = going_on.block_on(async { timeout(LONGEST, pay(&app, "a")).await });
     let again = again.expect("it waits for a runtime that rests");
     assert!(again.is_replayed(), "{} {}", again.status, again.code());

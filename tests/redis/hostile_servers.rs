@@ -220,8 +220,7 @@ async fn server_that_begins_to_refuse_is_one_failure_while_the_others_give_the_l
         ),
     ] {
         let mut cluster = Cluster::start(3);
-        let log = Log::default();
-        let _subscribed = log.subscribe();
+        let (log, _subscribed) = Log::subscribed();
         let wire = Wire::start(cluster.servers[0].addr()).await;
         let mut urls = cluster.urls();
         urls[0] = format!("redis://{}", wire.addr);
@@ -257,8 +256,7 @@ async fn server_that_begins_to_refuse_is_one_failure_while_the_others_give_the_l
 /// Such a server repeats what it was given, and here it replies to no other command of the greeting.
 #[tokio::test]
 async fn login_that_is_refused_before_the_connection_ends_shows_no_password() {
-    let log = Log::default();
-    let _subscribed = log.subscribe();
+    let (log, _subscribed) = Log::subscribed();
     let wire = Wire::start(([127, 0, 0, 1], 1).into()).await;
     let said = "ERR unknown command 'AUTH', with args beginning with: 'locker' 'hunter2'";
     wire.fault.send_replace(Fault::Closes(said));

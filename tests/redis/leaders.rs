@@ -4,13 +4,13 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use support::{ChildProcess, Cluster, Random};
+use support::{ChildProcess, Cluster, Random, ms, secs, wait_until};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::{LockGuard, Redlock, RestartGuard, Retry};
 
 use crate::judge::{Inside, Judge, ROLE, urls};
 
-const TTL: Duration = Duration::from_secs(2);
+const TTL: Duration = secs(2);
 
 /// How long the test runs. Longer by `LEADERS_SECONDS`.
 const DEFAULT: u64 = 12;
@@ -24,7 +24,7 @@ async fn candidate() {
         .urls(urls())
         .restart_guard(RestartGuard::Off)
         .ttl(TTL)
-        .node_timeout(Duration::from_millis(300))
+        .node_timeout(ms(300))
         .build()
         .unwrap();
     let leading = tokio::spawn(redlock.lead("dispatcher", move |guard: LockGuard| {
@@ -41,7 +41,7 @@ async fn candidate() {
     println!("ready");
     terminate.recv().await;
     println!("draining");
-    let drained = redlock.drain(Duration::from_secs(5)).await;
+    let drained = redlock.drain(secs(5)).await;
     leading.await.unwrap().unwrap();
     println!("drained: {}", drained.is_clean());
 }
@@ -49,7 +49,7 @@ async fn candidate() {
 fn candidate_process(judge: &Judge, cluster: &Cluster, number: usize) -> (String, ChildProcess) {
     let name = format!("candidate-{number}");
     let process = judge.start_process(&name, "leaders::candidate", &cluster.urls());
-    process.wait_for_line("ready", Duration::from_secs(20));
+    process.wait_for_line("ready", secs(20));
     (name, process)
 }
 
@@ -61,7 +61,7 @@ async fn next_leader(judge: &Judge, not: &str, within: Duration) -> Option<Strin
             if let Some(leader) = leader.filter(|leader| leader != not) {
                 return leader;
             }
-            sleep(Duration::from_millis(5)).await;
+            sleep(ms(5)).await;
         }
     };
     timeout(within, next).await.ok()
@@ -77,12 +77,10 @@ async fn one_of_three_processes_leads_while_leaders_are_killed_and_drained() {
         .map(|number| candidate_process(&judge, &cluster, number))
         .collect();
     let began = Instant::now();
-    let mut leader = next_leader(&judge, "", Duration::from_secs(10))
-        .await
-        .unwrap();
+    let mut leader = next_leader(&judge, "", secs(10)).await.unwrap();
     let (mut started, mut kills, mut drains) = (3, Vec::new(), Vec::new());
-    while began.elapsed() < Duration::from_secs(seconds) {
-        sleep(Duration::from_millis(random.below(500))).await;
+    while began.elapsed() < secs(seconds) {
+        sleep(ms(random.below(500))).await;
         let place = candidates
             .iter()
             .position(|(name, _)| *name == leader)
@@ -96,16 +94,12 @@ async fn one_of_three_processes_leads_while_leaders_are_killed_and_drained() {
             Signal::SIGTERM
         });
         // A busy machine may add something.
-        let patience = if is_kill {
-            TTL + Duration::from_secs(4)
-        } else {
-            Duration::from_secs(3)
-        };
+        let patience = if is_kill { TTL + secs(4) } else { secs(3) };
         let next = next_leader(&judge, &leader, patience).await;
         let took = at.elapsed();
         leader = next.unwrap_or_else(|| panic!("no leader after {took:?}, killed: {is_kill}"));
         if is_kill { &mut kills } else { &mut drains }.push(took);
-        process.wait(Duration::from_secs(10));
+        process.wait(secs(10));
         if !is_kill {
             assert!(
                 process.stdout().contains("drained: true"),
@@ -138,24 +132,20 @@ async fn a_leader_that_was_stopped_is_deposed_and_becomes_a_candidate_again() {
     let candidates: Vec<_> = (0..2)
         .map(|number| candidate_process(&judge, &cluster, number))
         .collect();
-    let first = next_leader(&judge, "", Duration::from_secs(10))
-        .await
-        .unwrap();
+    let first = next_leader(&judge, "", secs(10)).await.unwrap();
     let (_, stopped) = candidates.iter().find(|(name, _)| *name == first).unwrap();
     stopped.signal(Signal::SIGSTOP);
-    let second = next_leader(&judge, &first, TTL + Duration::from_secs(4)).await;
+    let second = next_leader(&judge, &first, TTL + secs(4)).await;
     let second = second.expect("the other process leads");
     stopped.signal(Signal::SIGCONT);
     // Its work is dropped before it is polled again, and tells the judge so.
-    let is_deposed = async {
-        while judge.seen.lock().unwrap().inside != [second.clone()] {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(Duration::from_secs(5), is_deposed).await.unwrap();
+    wait_until("deposed", secs(5), || {
+        judge.seen.lock().unwrap().inside == [second.clone()]
+    })
+    .await;
     let (_, other) = candidates.iter().find(|(name, _)| *name == second).unwrap();
     other.signal(Signal::SIGTERM);
-    let again = next_leader(&judge, &second, Duration::from_secs(5)).await;
+    let again = next_leader(&judge, &second, secs(5)).await;
     assert_eq!(again.as_deref(), Some(first.as_str()));
 }
 
@@ -167,17 +157,17 @@ async fn watches_take_no_wake_up_from_a_caller_that_waits_nor_from_each_other() 
         Redlock::builder()
             .urls(cluster.urls())
             .restart_guard(RestartGuard::Off)
-            .ttl(Duration::from_secs(60))
-            .node_timeout(Duration::from_millis(500))
-            .retry(Retry::default().poll_interval(Duration::from_secs(60)))
+            .ttl(secs(60))
+            .node_timeout(ms(500))
+            .retry(Retry::default().poll_interval(secs(60)))
             .build()
             .unwrap()
     };
     let (holder, redlock) = (process(), process());
     let guard = holder.lock("k").await.unwrap();
-    let waiting = redlock.lock("k").wait(Duration::from_secs(50));
+    let waiting = redlock.lock("k").wait(secs(50));
     let waiting = tokio::spawn(waiting.into_future());
-    sleep(Duration::from_millis(500)).await;
+    sleep(ms(500)).await;
     let mut watches = [redlock.leader("k"), redlock.leader("k")];
     let mut first = Vec::new();
     for watch in &mut watches {
@@ -187,9 +177,9 @@ async fn watches_take_no_wake_up_from_a_caller_that_waits_nor_from_each_other() 
     // Ends one of three subscriptions of the process to the key.
     drop(redlock.leader("k").changed().await.unwrap());
     let hearing = watches.map(|mut watch| tokio::spawn(async move { watch.changed().await }));
-    sleep(Duration::from_millis(500)).await;
+    sleep(ms(500)).await;
     guard.release().await.unwrap();
-    let soon = Duration::from_secs(20);
+    let soon = secs(20);
     let granted = timeout(soon, waiting).await.expect("it is woken");
     assert!(granted.unwrap().is_ok());
     for heard in hearing {

@@ -1,9 +1,8 @@
 //! Listing the locks on real servers: the names of keys, tables that grow and shrink, and a million of keys.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use support::{Cluster, Connection, RedisServer, list_all, until_all_up};
+use support::{Cluster, Connection, RedisServer, list_all, ms, secs, until_all_up};
 use tower_redlock::{ListCursor, LockKey, Redlock, RedlockBuilder, RestartGuard};
 
 use crate::wire::PATIENCE;
@@ -12,7 +11,7 @@ fn builder(cluster: &Cluster) -> RedlockBuilder {
     let builder = Redlock::builder().urls(cluster.urls());
     let builder = builder.restart_guard(RestartGuard::Off);
     // Not what is tested: a busy machine may be slow.
-    builder.node_timeout(Duration::from_secs(2))
+    builder.node_timeout(secs(2))
 }
 
 /// Keys whose names are easily taken for something else.
@@ -135,7 +134,7 @@ async fn list_has_each_lock_once_while_the_tables_of_the_servers_grow_and_shrink
                     act(server, OTHERS);
                 }
                 // A server looks ten times a second whether a table is too large.
-                tokio::time::sleep(Duration::from_millis(300)).await;
+                tokio::time::sleep(ms(300)).await;
             }
         }
         let twice: Vec<_> = listed.iter().filter(|(_, times)| **times > 1).collect();

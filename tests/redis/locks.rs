@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::{Cluster, Proxy, RedisServer, lock_and_release};
+use support::{Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, secs, until};
 use tower_redlock::{
     LockError, LockKey, NodeFailure, Redlock, RedlockBuilder, Released, RestartGuard,
 };
@@ -12,7 +12,7 @@ use tower_redlock::{
 fn builder(cluster: &Cluster) -> RedlockBuilder {
     Redlock::builder()
         // Not what is tested: a busy machine may be slow.
-        .node_timeout(Duration::from_millis(500))
+        .node_timeout(ms(500))
         .urls(cluster.urls())
         .restart_guard(RestartGuard::Off)
 }
@@ -31,31 +31,25 @@ async fn lock_excludes_other_callers_until_it_is_released() {
             let guard = ours.lock_all(keys.clone()).await.unwrap();
             assert_eq!(guard.fencing_token().is_some(), fencing);
             let refused = theirs.try_lock("a").await.unwrap_err();
-            assert!(
-                matches!(refused, LockError::Contended { .. }),
-                "{refused:?}"
-            );
-            guard.extend(Duration::from_secs(9)).await.unwrap();
+            assert_matches!(refused, LockError::Contended { .. });
+            guard.extend(secs(9)).await.unwrap();
             assert_eq!(guard.release().await, Ok(Released::Freed));
             lock_and_release(&theirs, "a").await;
         }
     }
-    cluster.wait_until_free(Duration::from_secs(1)).await;
+    cluster.wait_until_free(secs(1)).await;
 }
 
 #[tokio::test]
 async fn contended_reports_the_remaining_ttl_as_retry_after() {
     let cluster = Cluster::start(3);
     let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
-    let _guard = ours.lock("k").ttl(Duration::from_secs(7)).await.unwrap();
+    let _guard = ours.lock("k").ttl(secs(7)).await.unwrap();
     let Err(LockError::Contended { retry_after, .. }) = theirs.try_lock("k").await else {
         panic!("it is held");
     };
     let left = retry_after.unwrap();
-    assert!(
-        left > Duration::from_secs(5) && left <= Duration::from_secs(7),
-        "{left:?}"
-    );
+    assert!(left > secs(5) && left <= secs(7), "{left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,14 +62,10 @@ async fn contended_locks_over_five_nodes_exclude_and_raise_tokens() {
         let (inside, tokens) = (Arc::clone(&inside), Arc::clone(&tokens));
         tokio::spawn(async move {
             for _ in 0..30 {
-                let guard = redlock
-                    .lock("k")
-                    .wait(Duration::from_secs(20))
-                    .await
-                    .unwrap();
+                let guard = redlock.lock("k").wait(secs(20)).await.unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
                 tokens.lock().unwrap().push(guard.fencing_token().unwrap());
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                tokio::time::sleep(ms(1)).await;
                 inside.fetch_sub(1, Ordering::SeqCst);
                 guard.release().await.unwrap();
             }
@@ -99,7 +89,7 @@ async fn dropped_guards_leave_no_key() {
     for i in 0..200 {
         drop(redlock.lock(("key", i.to_string())).await.unwrap());
     }
-    cluster.wait_until_free(Duration::from_secs(2)).await;
+    cluster.wait_until_free(secs(2)).await;
 }
 
 #[tokio::test]
@@ -150,13 +140,13 @@ async fn keys_may_be_any_bytes_of_any_length() {
     ];
     for key in odd {
         let guard = redlock.lock(key.clone()).await.unwrap();
-        assert!(matches!(
+        assert_matches!(
             redlock.try_lock(key).await,
             Err(LockError::Contended { .. })
-        ));
+        );
         guard.release().await.unwrap();
     }
-    cluster.wait_until_free(Duration::from_secs(1)).await;
+    cluster.wait_until_free(secs(1)).await;
 }
 
 /// Two commands a node and lock; what scripts call inside, connecting and probing apart.
@@ -175,10 +165,10 @@ async fn uncontended_lock_sends_two_commands_to_every_node() {
             for i in 0..LOCKS {
                 let guard = redlock.lock(("key", i.to_string())).await.unwrap();
                 // So that the slowest node has been asked too: a decided round asks no node.
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                tokio::time::sleep(ms(2)).await;
                 guard.release().await.unwrap();
             }
-            cluster.wait_until_free(Duration::from_secs(1)).await;
+            cluster.wait_until_free(secs(1)).await;
             for server in &cluster.servers {
                 let counts = server.call_counts();
                 let count = |name: &str| counts.get(name).copied().unwrap_or(0);
@@ -203,19 +193,13 @@ async fn restarted_node_votes_again() {
     cluster.servers[0].kill();
     cluster.servers[1].kill();
     let refused = redlock.try_lock("k").await.unwrap_err();
-    assert!(
-        matches!(refused, LockError::Unavailable { .. }),
-        "{refused:?}"
-    );
+    assert_matches!(refused, LockError::Unavailable { .. });
     cluster.servers[0].restart();
     cluster.servers[1].restart();
-    let back = async {
-        while redlock.try_lock("k").await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let back = tokio::time::timeout(Duration::from_secs(2), back).await;
-    back.expect("the nodes are back");
+    until("back", secs(2), || async {
+        redlock.try_lock("k").await.is_ok()
+    })
+    .await;
 }
 
 /// What one request set, a later one with a shorter ttl does not shorten; so the release must go out
@@ -224,15 +208,15 @@ async fn restarted_node_votes_again() {
 async fn lock_extended_by_less_is_released_on_every_node() {
     let cluster = Cluster::start(3);
     let builder = builder(&cluster).renew(false);
-    let redlock = builder.node_timeout(Duration::from_millis(90));
+    let redlock = builder.node_timeout(ms(90));
     let redlock = redlock.build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
-    guard.extend(Duration::from_millis(100)).await.unwrap();
-    guard.extend(Duration::from_millis(100)).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    guard.extend(ms(100)).await.unwrap();
+    guard.extend(ms(100)).await.unwrap();
+    tokio::time::sleep(ms(400)).await;
     assert!(guard.is_valid());
     guard.release().await.unwrap();
-    cluster.wait_until_free(Duration::from_secs(1)).await;
+    cluster.wait_until_free(secs(1)).await;
 }
 
 /// Over a slow link a connection takes several round trips, and so does every later one.
@@ -240,25 +224,22 @@ async fn lock_extended_by_less_is_released_on_every_node() {
 async fn node_behind_a_slow_link_is_reached_again() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
-    proxy.delay(Duration::from_millis(250));
+    proxy.delay(ms(250));
     let redlock = Redlock::builder()
         .url(proxy.url())
-        .node_timeout(Duration::from_secs(1))
-        .connect_timeout(Duration::from_secs(5))
+        .node_timeout(secs(1))
+        .connect_timeout(secs(5))
         .restart_guard(RestartGuard::Off)
         .build()
         .unwrap();
     lock_and_release(&redlock, "k").await;
     proxy.cut();
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    proxy.delay(Duration::from_millis(250));
-    let again = async {
-        while redlock.try_lock("k").await.is_err() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    let again = tokio::time::timeout(Duration::from_secs(15), again).await;
-    again.expect("the node is reached again");
+    tokio::time::sleep(ms(300)).await;
+    proxy.delay(ms(250));
+    until("reached again", secs(15), || async {
+        redlock.try_lock("k").await.is_ok()
+    })
+    .await;
 }
 
 /// Also by the plain `SET`, and beside a client of another library.
@@ -275,7 +256,7 @@ async fn labels_are_in_the_value_of_the_lock_and_refused_callers_read_them() {
             if cluster.lock_keys().len() == 3 * keys.len() {
                 break;
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(ms(5)).await;
         }
         let value = cluster.servers[0].command(&["GET", "redlock:{a}"]);
         let value = value.as_str().unwrap();
@@ -289,14 +270,14 @@ async fn labels_are_in_the_value_of_the_lock_and_refused_callers_read_them() {
             theirs.try_lock("a").await,
             theirs.try_lock("a").shared().await,
             theirs.lock_all(["a", "c"]).wait(Duration::ZERO).await,
-            theirs.lock("a").wait(Duration::from_millis(100)).await,
+            theirs.lock("a").wait(ms(100)).await,
         ] {
             let Err(LockError::Contended { holder, .. }) = refused else {
                 panic!("{refused:?}");
             };
             assert_eq!(holder.unwrap().to_string(), "ours (a note)");
         }
-        guard.extend(Duration::from_secs(9)).await.unwrap();
+        guard.extend(secs(9)).await.unwrap();
         assert_eq!(guard.release().await, Ok(Released::Freed));
         let foreign = [
             "SET",
@@ -310,10 +291,7 @@ async fn labels_are_in_the_value_of_the_lock_and_refused_callers_read_them() {
             .iter()
             .for_each(|server| drop(server.command(&foreign)));
         let refused = theirs.try_lock("a").await;
-        assert!(
-            matches!(refused, Err(LockError::Contended { holder: None, .. })),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Err(LockError::Contended { holder: None, .. }));
         cluster
             .servers
             .iter()

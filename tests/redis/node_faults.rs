@@ -12,36 +12,29 @@ use std::time::Duration;
 use axum::Router;
 use axum::middleware::map_response;
 use axum::routing::post;
-use axum::serve::ListenerExt;
-use support::http::{Client, Response};
-use support::{Cluster, Connection, Deadline, Proxy, RedisServer, alone};
-use tokio::net::TcpListener;
+use support::http::{Client, Response, listen};
+use support::{Cluster, Connection, Deadline, Proxy, RedisServer, alone, ms, secs, until_all_up};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tower_redlock::{Redlock, RedlockLayer, Rejection, RestartGuard, key};
 
 /// The node timeouts to try, the next only if the machine stood still: then healthy nodes are late,
 /// too, and a lock that is not given is right.
-const NODE_TIMEOUTS: [Duration; 4] = [
-    Duration::from_millis(50),
-    Duration::from_millis(100),
-    Duration::from_millis(200),
-    Duration::from_millis(400),
-];
+const NODE_TIMEOUTS: [Duration; 4] = [ms(50), ms(100), ms(200), ms(400)];
 
 /// What a busy machine may add to any answer. Less would test the machine.
-const NOISE: Duration = Duration::from_millis(100);
+const NOISE: Duration = ms(100);
 
 /// How many requests tell what is normal, and at least how many meet a fault.
 const REQUESTS: usize = 300;
 
 /// How long requests go on after a fault: the lanes try and fail to connect several times.
-const FAULT: Duration = Duration::from_millis(1500);
+const FAULT: Duration = ms(1500);
 
 const WHY: &str = "x-why";
 
 /// Longer than any test; the ttl must free nothing here.
-const TTL: Duration = Duration::from_secs(60);
+const TTL: Duration = secs(60);
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
@@ -68,9 +61,7 @@ impl Service {
         let urls = match fault {
             Fault::Killed | Fault::Hung => cluster.urls(),
             Fault::BlackHoled => {
-                for server in &cluster.servers {
-                    proxies.push(Proxy::start(server.addr()).await);
-                }
+                proxies = cluster.proxies().await;
                 proxies.iter().map(Proxy::url).collect()
             }
         };
@@ -86,12 +77,7 @@ impl Service {
             .route("/accounts/{id}/withdraw", post(async || "withdrawn"))
             .route_layer(layer)
             .layer(map_response(tell_why));
-        let listener = TcpListener::bind("127.0.0.1:0")
-            .await
-            .expect("127.0.0.1 has a free port");
-        let addr = listener.local_addr().expect("a bound listener has one");
-        // Or each answer waits some 40 ms for the client's delayed ACK: its end is sent by itself.
-        let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("TCP has it"));
+        let (listener, addr) = listen().await;
         let serving = tokio::spawn(async move {
             let served = axum::serve(listener, app).await;
             served.expect("axum serves until it is aborted");
@@ -104,18 +90,8 @@ impl Service {
             proxies,
             cluster,
         };
-        service.wait_until_all_are_up().await;
+        until_all_up(&service.redlock, secs(10)).await;
         service
-    }
-
-    async fn wait_until_all_are_up(&self) {
-        let up = async {
-            while self.redlock.health().await.up() < self.cluster.servers.len() {
-                sleep(Duration::from_millis(10)).await;
-            }
-        };
-        let in_time = timeout(Duration::from_secs(10), up).await;
-        in_time.expect("all nodes are reached");
     }
 
     /// Breaks the first `count` nodes.
@@ -270,7 +246,7 @@ impl Witness {
         let thread = thread::spawn(move || {
             let server = RedisServer::start();
             let mut connection = Connection::open(server.addr()).expect("the server runs");
-            let deadline = Deadline::after(Duration::from_secs(60));
+            let deadline = Deadline::after(secs(60));
             let mut longest = Duration::ZERO;
             while !stopped.load(Ordering::Relaxed) {
                 let began = Instant::now();
@@ -305,16 +281,13 @@ async fn minority_is_not_noticed(case: Case) {
     Service::withdraw_for(service.addr, Duration::ZERO).await;
     let healthy = Service::withdraw_for(service.addr, Duration::ZERO).await;
     // What is counted below begins with these requests.
-    service
-        .cluster
-        .wait_until_free(Duration::from_secs(1))
-        .await;
+    service.cluster.wait_until_free(secs(1)).await;
     for server in &service.cluster.servers {
         server.command(&["CONFIG", "RESETSTAT"]);
     }
     let requests = tokio::spawn(Service::withdraw_for(service.addr, FAULT));
     // In the middle of requests, not between them.
-    sleep(Duration::from_millis(20)).await;
+    sleep(ms(20)).await;
     service.break_nodes(broken);
     let faulty = requests.await.expect("every request succeeds");
     service.assert_two_commands_a_request(broken, faulty.0.len());
@@ -340,16 +313,13 @@ async fn minority_is_not_noticed(case: Case) {
         "{label}: {waited} of {} requests waited for a broken node",
         faulty.0.len()
     );
-    let limit = 3 * median + Duration::from_millis(5) + node_timeout;
+    let limit = 3 * median + ms(5) + node_timeout;
     assert!(max <= limit + NOISE, "{label}: {max:?} > {limit:?}");
 
     service.mend_nodes(broken);
-    service.wait_until_all_are_up().await;
+    until_all_up(&service.redlock, secs(10)).await;
     Service::withdraw_for(service.addr, Duration::ZERO).await;
-    service
-        .cluster
-        .wait_until_free(Duration::from_secs(1))
-        .await;
+    service.cluster.wait_until_free(secs(1)).await;
 }
 
 /// Checks that requests get 503 in time while `broken` of `nodes` nodes are broken, and 200 soon
@@ -377,7 +347,7 @@ async fn majority_is_a_503_until_it_is_back(case: Case) {
             "{label}: 503 after {took:?}"
         );
         (slowest, refused) = (slowest.max(took), refused + 1);
-        sleep(Duration::from_millis(10)).await;
+        sleep(ms(10)).await;
     }
 
     service.mend_nodes(broken);
@@ -389,21 +359,18 @@ async fn majority_is_a_503_until_it_is_back(case: Case) {
         }
         assert_unavailable(&response);
         assert!(
-            mended.elapsed() <= Duration::from_secs(2),
+            mended.elapsed() <= secs(2),
             "{label}: still {:?}",
             response.header(WHY)
         );
-        sleep(Duration::from_millis(20)).await;
+        sleep(ms(20)).await;
     };
     println!("{label}: {refused} x 503, slowest {slowest:?}; recovered after {recovered:?}");
     assert!(refused > 1, "{label}: too tame");
-    assert!(recovered <= Duration::from_secs(2), "{recovered:?}");
+    assert!(recovered <= secs(2), "{recovered:?}");
     // Once recovered, for good.
     Service::withdraw_for(service.addr, Duration::ZERO).await;
-    service
-        .cluster
-        .wait_until_free(Duration::from_secs(1))
-        .await;
+    service.cluster.wait_until_free(secs(1)).await;
 }
 
 #[track_caller]
@@ -423,37 +390,17 @@ fn assert_unavailable(response: &Response) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_minority_does_not_affect_requests() {
-    check(3, 1, Fault::Killed, minority_is_not_noticed).await;
-    check(5, 2, Fault::Killed, minority_is_not_noticed).await;
+async fn faults_of_a_minority_do_not_affect_requests() {
+    for fault in [Fault::Killed, Fault::Hung, Fault::BlackHoled] {
+        check(3, 1, fault, minority_is_not_noticed).await;
+        check(5, 2, fault, minority_is_not_noticed).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hung_minority_does_not_affect_requests() {
-    check(3, 1, Fault::Hung, minority_is_not_noticed).await;
-    check(5, 2, Fault::Hung, minority_is_not_noticed).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn black_holed_minority_does_not_affect_requests() {
-    check(3, 1, Fault::BlackHoled, minority_is_not_noticed).await;
-    check(5, 2, Fault::BlackHoled, minority_is_not_noticed).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_majority_is_503_until_it_recovers() {
-    check(3, 2, Fault::Killed, majority_is_a_503_until_it_is_back).await;
-    check(5, 3, Fault::Killed, majority_is_a_503_until_it_is_back).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hung_majority_is_503_until_it_recovers() {
-    check(3, 2, Fault::Hung, majority_is_a_503_until_it_is_back).await;
-    check(5, 3, Fault::Hung, majority_is_a_503_until_it_is_back).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn black_holed_majority_is_503_until_it_recovers() {
-    check(3, 2, Fault::BlackHoled, majority_is_a_503_until_it_is_back).await;
-    check(5, 3, Fault::BlackHoled, majority_is_a_503_until_it_is_back).await;
+async fn faults_of_a_majority_are_503_until_it_recovers() {
+    for fault in [Fault::Killed, Fault::Hung, Fault::BlackHoled] {
+        check(3, 2, fault, majority_is_a_503_until_it_is_back).await;
+        check(5, 3, fault, majority_is_a_503_until_it_is_back).await;
+    }
 }

@@ -1,14 +1,12 @@
 //! What errors, the log and refusals say of nodes that do not vote: which, why, and what to do.
 
-use std::time::Duration;
-
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{FromRef, Path};
 use axum::routing::post;
-use http::{Request, StatusCode};
+use http::Request;
 use serde::Deserialize;
-use support::{Answer, Cluster, Deadline, Log, RedisServer, lock_and_release, until};
+use support::{Answer, Cluster, Deadline, Log, RedisServer, lock_and_release, ms, secs, until};
 use tower_redlock::{
     IdempotencyLayer, LockKey, LockKeys, LockResource, Locked, NodeState, Redlock, RedlockLayer,
     RestartGuard, scope,
@@ -22,11 +20,10 @@ fn unguarded(urls: impl IntoIterator<Item = String>) -> Redlock {
 }
 
 async fn until_up(redlock: &Redlock, count: usize) {
-    let deadline = Deadline::after(Duration::from_secs(10));
-    while redlock.health().await.up() != count {
-        assert!(!deadline.is_over(), "not {count} nodes up");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until(&format!("{count} nodes up"), secs(10), || async {
+        redlock.health().await.up() == count
+    })
+    .await;
 }
 
 #[derive(Deserialize)]
@@ -69,11 +66,7 @@ async fn fresh_cluster_is_lock_quarantined_for_layers_extractors_and_grpc() {
     let app = routes(&redlock);
     for target in ["/layer", "/once", "/locked/7"] {
         let refused = Answer::to(&app, request(target, "text/plain")).await;
-        assert_eq!(
-            (refused.status, refused.code()),
-            (StatusCode::SERVICE_UNAVAILABLE, "lock-quarantined"),
-            "{target}"
-        );
+        assert_eq!(refused.told(), (503, "lock-quarantined"), "{target}");
         let retry_after = refused.headers["retry-after"].to_str().unwrap();
         let seconds: u64 = retry_after.parse().unwrap();
         assert!((15..=21).contains(&seconds), "{seconds}");
@@ -90,10 +83,7 @@ async fn fresh_cluster_is_lock_quarantined_for_layers_extractors_and_grpc() {
         assert_eq!(refused.headers["grpc-message"], "lock-quarantined");
     }
     let refused = redlock.try_lock("k").await.unwrap_err();
-    assert!(
-        refused.quarantined() > Some(Duration::from_secs(10)),
-        "{refused:?}"
-    );
+    assert!(refused.quarantined() > Some(secs(10)), "{refused:?}");
     // Every node is named, although two of them decide, perhaps before the third has answered.
     let refused = refused.to_string();
     let told = cluster.urls().into_iter().map(|url| {
@@ -112,8 +102,7 @@ async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
     let mut cluster = Cluster::start(3);
     let redlock = unguarded(cluster.urls());
     until_up(&redlock, 3).await;
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     for (server, effect) in [
         "redlock node is down; locks proceed on the other nodes (2 of 3 vote)",
         "redlock node is down; no locks are granted, because 1 of 3 nodes vote and 2 must",
@@ -130,10 +119,10 @@ async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
             lines.any(|line| line.contains(effect) && line.contains(&node))
         };
         // The broken connection is noticed before the attempt to open another one fails.
-        let deadline = Deadline::after(Duration::from_secs(10));
+        let deadline = Deadline::after(secs(10));
         while !is_told(&log) {
             assert!(!deadline.is_over(), "{}", log.text());
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(ms(10)).await;
         }
     }
     let refused = redlock.try_lock("k").await.unwrap_err().to_string();
@@ -162,8 +151,7 @@ async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
 #[tokio::test]
 async fn quarantine_is_logged_at_its_beginning_and_its_end() {
     let servers = [RedisServer::start()];
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     let redlock = guarded(servers.iter().map(RedisServer::url));
     let redlock = redlock.build().unwrap();
     let node = format!("node=\"{}\"", servers[0].addr());
@@ -196,8 +184,7 @@ async fn node_that_comes_back_quarantined_is_logged_as_up_again() {
     let redlock = guarded(servers.iter().map(RedisServer::url));
     let redlock = redlock.build().unwrap();
     until_up(&redlock, 1).await;
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     servers[0].kill();
     until_up(&redlock, 0).await;
     servers[0].restart();
@@ -249,8 +236,7 @@ async fn wrong_and_missing_passwords_have_their_own_remedy_in_errors_the_log_and
              redis://user:password@host",
         ),
     ] {
-        let log = Log::default();
-        let _guard = log.subscribe();
+        let (log, _guard) = Log::subscribed();
         let redlock = unguarded([url]);
         let refused = redlock.try_lock("k").await.unwrap_err().to_string();
         let told = format!(

@@ -1,8 +1,6 @@
 //! The spans of requests to nodes, with the names of OpenTelemetry.
 
-use std::time::Duration;
-
-use support::{Deadline, Log, RedisServer, subscribe};
+use support::{Deadline, Log, RedisServer, ms, secs, subscribe};
 use tower_redlock::{Redlock, RestartGuard};
 use tracing::Level;
 use tracing::subscriber::DefaultGuard;
@@ -19,7 +17,7 @@ fn log_spans(log: &Log, level: Level) -> DefaultGuard {
 }
 
 fn redlock(server: &RedisServer) -> Redlock {
-    let builder = Redlock::builder().node_timeout(Duration::from_millis(500));
+    let builder = Redlock::builder().node_timeout(ms(500));
     let builder = builder.restart_guard(RestartGuard::Off).url(server.url());
     builder.build().unwrap()
 }
@@ -49,10 +47,10 @@ async fn request_to_a_node_is_a_span_of_its_lock_with_names_of_opentelemetry() {
                 && line.contains(&span)
                 && line.contains(": close")
         };
-        let deadline = Deadline::after(Duration::from_secs(5));
+        let deadline = Deadline::after(secs(5));
         while !log.text().lines().any(is_told) {
             assert!(!deadline.is_over(), "{span}: {}", log.text());
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(ms(10)).await;
         }
     }
 }

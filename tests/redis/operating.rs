@@ -1,8 +1,9 @@
 //! The statements of the chapter on operating the nodes, on real servers: rights, TLS, one node, memory.
 
-use std::time::Duration;
-
-use support::{Deadline, Log, RedisServer, Reply, TTL, lock_and_release, use_all};
+use support::{
+    Log, RedisServer, Reply, TTL, assert_matches, lock_and_release, ms, secs, until, use_all,
+    wait_until,
+};
 use tower_redlock::deadpool_redis::{Hook, Manager, Pool};
 use tower_redlock::{LockError, Redlock, RedlockBuilder, Released, RestartGuard};
 
@@ -12,12 +13,12 @@ fn unguarded() -> RedlockBuilder {
 
 /// With the restart guard, because that needs rights too; short, so that the test is.
 fn guarded() -> RedlockBuilder {
-    patient().restart_guard(RestartGuard::For(Duration::from_secs(2)))
+    patient().restart_guard(RestartGuard::For(secs(2)))
 }
 
 /// Not late on a busy machine: what is shown is what servers say, not how fast they do.
 fn patient() -> RedlockBuilder {
-    Redlock::builder().node_timeout(Duration::from_millis(500))
+    Redlock::builder().node_timeout(ms(500))
 }
 
 fn as_user(builder: RedlockBuilder, server: &RedisServer, user: &str) -> RedlockBuilder {
@@ -54,11 +55,10 @@ async fn acl_of_the_chapter_is_sufficient_and_minimal() {
             let rest = right[1..].strip_prefix(command.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('|'))
         };
-        let deadline = Deadline::after(Duration::from_secs(5));
-        while !self::denied(&server).iter().any(missed) {
-            assert!(!deadline.is_over(), "no command needs {right}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        wait_until(&format!("in need of {right}"), secs(5), || {
+            self::denied(&server).iter().any(missed)
+        })
+        .await;
     }
 
     for right in rights.into_iter().filter(|right| !telling.contains(right)) {
@@ -107,7 +107,7 @@ fn acl_of_the_manifests_is_that_of_the_chapter_and_lets_probes_only_ping() {
     set_user(&server, "default", probes);
     assert_eq!(server.command(&["PING"]).as_str(), Some("PONG"));
     let refused = server.command(&["GET", "redlock:{k}"]);
-    assert!(matches!(refused, Reply::Error(_)), "{refused:?}");
+    assert_matches!(refused, Reply::Error(_));
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn full_server_refuses_new_locks_and_extends_and_releases_held_ones() {
         "{refused}"
     );
     for guard in guards {
-        guard.extend(Duration::from_secs(10)).await.unwrap();
+        guard.extend(secs(10)).await.unwrap();
         assert_eq!(guard.release().await, Ok(Released::Freed));
     }
     assert!(!server.exists("redlock:{one}") && !server.exists("redlock:{three}"));
@@ -156,8 +156,7 @@ async fn server_that_evicts_forgets_a_held_lock_and_the_log_warns_of_it() {
         "--maxmemory-policy",
         "volatile-lru",
     ]);
-    let log = Log::default();
-    let _guard = log.subscribe();
+    let (log, _guard) = Log::subscribed();
     wait_until_it_may_vote(&server).await;
     let warning = "redlock node may evict locks and fences; set its maxmemory-policy to noeviction";
     assert!(log.text().contains(warning), "{}", log.text());
@@ -167,11 +166,7 @@ async fn server_that_evicts_forgets_a_held_lock_and_the_log_warns_of_it() {
     });
     let first = ours.try_lock("k").await.unwrap();
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let deadline = Deadline::after(Duration::from_secs(5));
-    while server.exists("redlock:{k}") {
-        assert!(!deadline.is_over(), "nothing was evicted");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    wait_until("evicted", secs(5), || !server.exists("redlock:{k}")).await;
     server.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
     let second = theirs.try_lock("k").await.unwrap();
     assert!(first.is_valid() && second.is_valid());
@@ -183,11 +178,8 @@ async fn single_node_is_a_lock_service() {
     let [ours, theirs] = [(); 2].map(|()| unguarded().urls([server.url()]).build().unwrap());
     let first = ours.try_lock("k").await.unwrap();
     let refused = theirs.try_lock("k").await.unwrap_err();
-    assert!(
-        matches!(refused, LockError::Contended { .. }),
-        "{refused:?}"
-    );
-    first.extend(Duration::from_secs(10)).await.unwrap();
+    assert_matches!(refused, LockError::Contended { .. });
+    first.extend(secs(10)).await.unwrap();
     let earlier = first.fencing_token();
     assert_eq!(first.release().await, Ok(Released::Freed));
     let second = theirs.try_lock("k").await.unwrap();
@@ -241,7 +233,7 @@ async fn panic_while_connecting_is_a_node_error_with_its_reason() {
         let refused = redlock.try_lock("k").await.unwrap_err().to_string();
         let told = "pool-0 gives no votes: connecting panicked: no provider; install one";
         assert!(refused.contains(told), "{refused}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(ms(10)).await;
     }
 }
 
@@ -293,14 +285,10 @@ fn denied(server: &RedisServer) -> Vec<String> {
 /// Waits until new clients need not wait.
 async fn wait_until_it_may_vote(server: &RedisServer) {
     let redlock = guarded().ttl(TTL).urls([server.url()]).build().unwrap();
-    let voting = async {
-        while !redlock.health().await.has_quorum() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), voting)
-        .await
-        .unwrap();
+    until("voting", secs(10), || async {
+        redlock.health().await.has_quorum()
+    })
+    .await;
 }
 
 /// Does all that there is to do as a user of the server, and returns what went wrong.

@@ -4,7 +4,7 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use support::{Cluster, Deadline, ScriptNode, until_all_up};
+use support::{Cluster, Deadline, ScriptNode, assert_matches, ms, secs, until_all_up};
 use tokio::time::{Instant, sleep};
 use tower_redlock::{
     KeyState, LockError, LockGuard, LockRequest, LostReason, NodeFailure, Redlock, ReleaseError,
@@ -13,7 +13,7 @@ use tower_redlock::{
 
 use crate::wire::PATIENCE;
 
-const NODE_TIMEOUT: Duration = Duration::from_millis(300);
+const NODE_TIMEOUT: Duration = ms(300);
 
 fn redlock(cluster: &Cluster) -> Redlock {
     let builder = Redlock::builder().urls(cluster.urls());
@@ -53,14 +53,11 @@ async fn inspect_and_revoke_name_dead_and_hanging_nodes_and_work_with_the_others
     let seen = redlock.inspect("k").await;
     // Twice, because a busy machine is late.
     assert!(began.elapsed() < 2 * NODE_TIMEOUT, "{:?}", began.elapsed());
-    assert!(
-        matches!(seen.state(), Some(KeyState::Held { .. })),
-        "{seen:?}"
-    );
+    assert_matches!(seen.state(), Some(KeyState::Held { .. }), "{seen:?}");
     assert_eq!(seen.fencing_token(), guard.fencing_token());
     assert!(seen.nodes[0].outcome.is_err());
     let hanging = seen.nodes[1].outcome.as_ref().unwrap_err();
-    assert!(matches!(hanging, NodeFailure::TimedOut { .. }), "{hanging}");
+    assert_matches!(hanging, NodeFailure::TimedOut { .. });
 
     let began = Instant::now();
     let revoked = redlock.revoke("k").await.unwrap();
@@ -87,26 +84,19 @@ async fn inspect_and_revoke_name_dead_and_hanging_nodes_and_work_with_the_others
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn quarantined_nodes_say_so_and_are_not_asked_to_revoke() {
     let mut cluster = Cluster::start(3);
-    let window = Duration::from_secs(4);
+    let window = secs(4);
     let builder = || {
         let builder = Redlock::builder()
             .urls(cluster.urls())
             .node_timeout(NODE_TIMEOUT);
-        let builder = builder.ttl(Duration::from_secs(2));
+        let builder = builder.ttl(secs(2));
         builder
             .restart_guard(RestartGuard::For(window))
             .build()
             .unwrap()
     };
     let redlock = builder();
-    let up = async {
-        while redlock.health().await.up() < 3 {
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), up)
-        .await
-        .unwrap();
+    until_all_up(&redlock, secs(20)).await;
     let guard = redlock.lock("k").await.unwrap();
     cluster.servers[1].kill();
     cluster.servers[1].restart();
@@ -114,19 +104,14 @@ async fn quarantined_nodes_say_so_and_are_not_asked_to_revoke() {
         loop {
             let seen = redlock.inspect("k").await;
             if let Err(NodeFailure::Quarantined { left, .. }) = &seen.nodes[1].outcome {
-                assert!(*left <= window + Duration::from_secs(1), "{left:?}");
+                assert!(*left <= window + secs(1), "{left:?}");
                 return seen;
             }
-            sleep(Duration::from_millis(20)).await;
+            sleep(ms(20)).await;
         }
     };
-    let seen = tokio::time::timeout(Duration::from_secs(3), quarantined)
-        .await
-        .unwrap();
-    assert!(
-        matches!(seen.state(), Some(KeyState::Held { .. })),
-        "{seen:?}"
-    );
+    let seen = tokio::time::timeout(secs(3), quarantined).await.unwrap();
+    assert_matches!(seen.state(), Some(KeyState::Held { .. }), "{seen:?}");
     let revoked = redlock.revoke("k").await.unwrap();
     assert_eq!((revoked.held, revoked.failures.len()), (2, 1));
     assert_eq!(guard.lost().await, LostReason::Revoked);
@@ -149,7 +134,7 @@ async fn release_says_that_the_servers_no_longer_had_the_lock() {
         |lock| lock,
         LockRequest::shared,
         |lock| lock.slots(2),
-        |lock| lock.hold_at_least(Duration::from_secs(5)),
+        |lock| lock.hold_at_least(secs(5)),
     ];
     for (of, keys, redlock) in kinds.into_iter().flat_map(|of| {
         let cases = [

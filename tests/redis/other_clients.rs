@@ -6,15 +6,15 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use support::{Cluster, Connection, lock_and_release, not_run};
+use support::{Cluster, Connection, lock_and_release, ms, not_run, secs};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
 use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard, Retry};
 
-const TTL: Duration = Duration::from_secs(10);
+const TTL: Duration = secs(10);
 /// The other client does not give back what it got in a split vote, and waits for its ttl then.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = secs(120);
 
 /// The other client, a process that is told by lines what to do; killed when dropped.
 struct Other {
@@ -73,7 +73,7 @@ impl Other {
 fn ours(cluster: &Cluster) -> RedlockBuilder {
     let builder = Redlock::builder().urls(cluster.urls()).namespace("");
     // Under other tests' load, a late answer would look like a node that is away.
-    let builder = builder.node_timeout(Duration::from_millis(500)).ttl(TTL);
+    let builder = builder.node_timeout(ms(500)).ttl(TTL);
     builder.restart_guard(RestartGuard::Off)
 }
 
@@ -107,7 +107,7 @@ async fn node_redlock_and_ours_take_turns() {
             assert_eq!(other.order("release").await, "released", "{what}");
         }
     }
-    cluster.wait_until_free(Duration::from_secs(1)).await;
+    cluster.wait_until_free(secs(1)).await;
 }
 
 #[tokio::test]
@@ -138,7 +138,7 @@ async fn lock_all_and_node_redlock_exclude_each_key_of_a_set() {
 
 #[tokio::test]
 async fn node_redlock_and_readers_exclude_each_other() {
-    const IN_TIME: Duration = Duration::from_secs(1);
+    const IN_TIME: Duration = secs(1);
     let cluster = Cluster::start(5);
     let Some(mut other) = Other::start(&cluster) else {
         return;
@@ -185,13 +185,13 @@ async fn readers_see_no_write_of_node_redlock_while_they_hold() {
             while last < Some(WRITES) {
                 let guard = ours.lock("shared").shared().wait(PATIENCE).await.unwrap();
                 let before = counter.call(&["GET", "counter"]).unwrap().as_int();
-                sleep(Duration::from_millis(3)).await;
+                sleep(ms(3)).await;
                 last = counter.call(&["GET", "counter"]).unwrap().as_int();
                 assert!(guard.is_valid());
                 assert_eq!(before, last);
                 guard.release().await.unwrap();
                 // The other client does not keep new readers out while it waits, so it needs times without any.
-                sleep(Duration::from_millis(60)).await;
+                sleep(ms(60)).await;
             }
         }
     });
@@ -208,7 +208,7 @@ async fn node_redlock_and_ours_contend_for_a_counter_without_lost_updates() {
     let Some(mut other) = Other::start(&cluster) else {
         return;
     };
-    let retry = Retry::new(Duration::from_millis(1), Duration::from_millis(10));
+    let retry = Retry::new(ms(1), ms(10));
     let ours = ours(&cluster).retry(retry).build().unwrap();
     let mut counter = Connection::open(cluster.servers[0].addr()).unwrap();
     counter.call(&["SET", "counter", "0"]).unwrap();
@@ -219,7 +219,7 @@ async fn node_redlock_and_ours_contend_for_a_counter_without_lost_updates() {
         for _ in 0..EACH {
             let guard = ours.lock("shared").wait(PATIENCE).await.unwrap();
             let before = counter.call(&["GET", "counter"]).unwrap().as_int().unwrap();
-            sleep(Duration::from_millis(1)).await;
+            sleep(ms(1)).await;
             let after = (before + 1).to_string();
             counter.call(&["SET", "counter", &after]).unwrap();
             guard.release().await.unwrap();

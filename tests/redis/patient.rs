@@ -10,7 +10,7 @@ use support::{Answer, Executed, ms, secs};
 use tokio::runtime::{Builder, Runtime};
 use tower_redlock::{ExecutionHandle, Redlock, RedlockBuilder, RestartGuard};
 
-pub(crate) const LONGEST: Duration = Duration::from_secs(15);
+pub(crate) const LONGEST: Duration = secs(15);
 
 /// Without the restart guard, and with patience: a busy machine may be slow.
 pub(crate) fn builder(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use futures_util::future::join_all;
-use support::{Connection, Deadline, Proxy, RedisServer, Reply, until_all_up};
+use support::{Connection, Deadline, Proxy, RedisServer, Reply, ms, secs, until, until_all_up};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
@@ -19,7 +18,7 @@ async fn serve_introduction(mut stream: TcpStream) -> std::io::Result<()> {
     let (mut read, mut answered) = (Vec::new(), 0);
     let mut piece = [0; 4096];
     // The connection is taken to be a good one when the last command is answered.
-    while let Ok(length) = timeout(Duration::from_millis(10), stream.read(&mut piece)).await {
+    while let Ok(length) = timeout(ms(10), stream.read(&mut piece)).await {
         let length = length?;
         if length == 0 {
             return Ok(());
@@ -53,7 +52,7 @@ async fn release_refused_by_a_busy_server_is_sent_again() {
             .await
             .expect_err("it does still");
         assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
-        sleep(Duration::from_millis(400)).await;
+        sleep(ms(400)).await;
         assert!(server.exists("redlock:{no replicas}"), "{by:?}");
         server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
         wait_until_free(&server).await;
@@ -80,7 +79,7 @@ fn keep_busy(server: &RedisServer) -> thread::JoinHandle<()> {
         drop(connection.call(&["EVAL", "while true do end", "0"]));
     });
     let is_busy = |reply| matches!(reply, Reply::Error(why) if why.starts_with("BUSY"));
-    let deadline = Deadline::after(Duration::from_secs(5));
+    let deadline = Deadline::after(secs(5));
     while !is_busy(server.command(&["PING"])) {
         assert!(deadline.pause(), "the script does not run");
     }
@@ -94,10 +93,10 @@ async fn wait_until_free(server: &RedisServer) {
             .iter()
             .any(|key| key.ends_with('}'))
         {
-            sleep(Duration::from_millis(20)).await;
+            sleep(ms(20)).await;
         }
     };
-    let in_time = timeout(Duration::from_secs(10), free).await;
+    let in_time = timeout(secs(10), free).await;
     in_time.expect("the locks are given back");
 }
 
@@ -117,7 +116,7 @@ async fn server_that_closes_every_connection_is_reconnected_with_a_pause() {
     for number in 1..=3 {
         let (before, began) = (calls.load(Ordering::Relaxed), Instant::now());
         assert!(redlock.try_lock("k").await.is_err());
-        sleep(Duration::from_secs(1)).await;
+        sleep(secs(1)).await;
         let calls = calls.load(Ordering::Relaxed) - before;
         println!("request {number}: {calls} calls");
         // The release of what was asked for goes out again on each.
@@ -151,7 +150,7 @@ async fn idle_connection_closed_by_the_server_is_reopened_on_demand() {
         guard.release().await.unwrap();
         let before = introductions();
         for _ in 0..5 {
-            sleep(Duration::from_millis(200)).await;
+            sleep(ms(200)).await;
             server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
         }
         let more = introductions() - before;
@@ -171,7 +170,7 @@ async fn server_that_refuses_scripts_is_not_sent_them_repeatedly() {
         server.command(&["SCRIPT", "FLUSH"]);
         server.command(&["CONFIG", "RESETSTAT"]);
         drop(guard);
-        sleep(Duration::from_secs(1)).await;
+        sleep(secs(1)).await;
         let health = redlock.health().await;
         assert_eq!(health.up(), 0, "{by:?}: {health:?}");
         let calls = server.call_counts();
@@ -180,11 +179,10 @@ async fn server_that_refuses_scripts_is_not_sent_them_repeatedly() {
         assert!((1..=20).contains(&calls), "{by:?}: {calls} calls");
         // The release was not lost over it.
         server.command(&["ACL", "SETUSER", "default", "+script|load"]);
-        let deadline = Deadline::after(Duration::from_secs(5));
-        while redlock.try_lock("k").await.is_err() {
-            assert!(!deadline.is_over(), "{by:?}");
-            sleep(Duration::from_millis(20)).await;
-        }
+        until(&format!("back after {by:?}"), secs(5), || async {
+            redlock.try_lock("k").await.is_ok()
+        })
+        .await;
     }
 }
 
@@ -199,13 +197,13 @@ async fn silent_idle_connection_is_replaced() {
         until_all_up(&redlock, PATIENCE).await;
         let opened = wire.connections();
         wire.black_hole();
-        let deadline = Deadline::after(Duration::from_secs(20));
+        let deadline = Deadline::after(secs(20));
         while wire.connections() == opened {
             assert!(
                 !deadline.is_over(),
                 "{by:?}: the idle connection is not checked"
             );
-            sleep(Duration::from_millis(50)).await;
+            sleep(ms(50)).await;
         }
         wire.pass();
         until_all_up(&redlock, PATIENCE).await;

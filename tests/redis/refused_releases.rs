@@ -3,12 +3,12 @@
 use std::future::IntoFuture;
 
 use support::{
-    Cluster, Executed, Proxy, RedisServer, SlowReadiness, alone, ms, once, secs, until,
-    until_all_up, wait_until,
+    Cluster, Executed, Proxy, RedisServer, SlowReadiness, alone, assert_matches, ms, once, secs,
+    until, until_all_up, wait_until,
 };
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
-use tower_redlock::LockError;
+use tower_redlock::{LockError, Redlock};
 
 use crate::patient::{LONGEST, app_of, builder, many_threads, name_of, request};
 
@@ -18,14 +18,20 @@ fn refuse_writes(server: &RedisServer, refuse: bool) {
     server.command(&["CONFIG", "SET", "min-replicas-to-write", replicas]);
 }
 
-#[tokio::test]
-async fn refused_release_is_repeated_on_a_new_connection_before_the_ttl() {
+/// A server behind a proxy that has refused to release a lock, which is not over for a minute.
+async fn refused() -> (RedisServer, Proxy, Redlock) {
     let server = RedisServer::start();
     let wire = Proxy::start(server.addr()).await;
     let redlock = builder([wire.url()]).ttl(secs(60)).build().unwrap();
     let guard = redlock.lock("k").await.unwrap();
     refuse_writes(&server, true);
     assert!(guard.release().await.is_err());
+    (server, wire, redlock)
+}
+
+#[tokio::test]
+async fn refused_release_is_repeated_on_a_new_connection_before_the_ttl() {
+    let (server, wire, _redlock) = refused().await;
     wire.cut();
     sleep(ms(300)).await;
     wire.pass();
@@ -37,12 +43,7 @@ async fn refused_release_is_repeated_on_a_new_connection_before_the_ttl() {
 
 #[tokio::test]
 async fn refused_release_outlives_its_redlock_and_drain_names_the_node() {
-    let server = RedisServer::start();
-    let wire = Proxy::start(server.addr()).await;
-    let redlock = builder([wire.url()]).ttl(secs(60)).build().unwrap();
-    let guard = redlock.lock("k").await.unwrap();
-    refuse_writes(&server, true);
-    assert!(guard.release().await.is_err());
+    let (server, wire, redlock) = refused().await;
     let drained = redlock.drain(secs(2)).await;
     assert_eq!(drained.unconfirmed.len(), 1, "{drained:?}");
     drop(redlock);
@@ -100,7 +101,7 @@ async fn full_server_extends_and_releases_locks_and_grants_none() {
             server.command(&["CONFIG", "SET", "maxmemory", "1"]);
             guard.extend(secs(10)).await.unwrap();
             let refused = redlock.try_lock("other").await.unwrap_err();
-            assert!(matches!(refused, LockError::Unavailable { .. }));
+            assert_matches!(refused, LockError::Unavailable { .. });
             guard.release().await.unwrap();
             for key in keys {
                 assert!(!server.exists(&name_of(key)), "{key} {fencing}");
@@ -142,12 +143,7 @@ async fn server_restarted_with_refused_releases_pending_grants_again() {
 async fn dropped_requests_beside_a_stopped_server_delay_neither_drain_nor_lane() {
     let _alone = alone().await;
     let cluster = Cluster::start(3);
-    let wire = Proxy::start(cluster.servers[2].addr()).await;
-    let urls = [
-        cluster.servers[0].url(),
-        cluster.servers[1].url(),
-        wire.url(),
-    ];
+    let (wire, urls) = cluster.behind_proxy(2).await;
     // Far above the 300 ms after which requests leave: a busy machine is late to drop them.
     let redlock = builder(urls).ttl(secs(2)).node_timeout(ms(1_800));
     let redlock = redlock.build().unwrap();

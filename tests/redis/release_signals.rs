@@ -3,7 +3,10 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use support::{Cluster, RedisServer, polls_rarely, wait_until};
+use support::{
+    Cluster, RedisServer, assert_matches, ms, polls_rarely, secs, set_all, three_nodes_with,
+    wait_until,
+};
 use tokio::runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -21,7 +24,7 @@ fn scripted(nodes: &ScriptedNodes) -> Redlock {
 fn over(cluster: &Cluster) -> RedlockBuilder {
     Redlock::builder()
         .urls(cluster.urls())
-        .node_timeout(Duration::from_millis(500))
+        .node_timeout(ms(500))
         .restart_guard(RestartGuard::Off)
 }
 
@@ -31,19 +34,15 @@ async fn remote_waiter_is_notified_of_the_release() {
     let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
     let held = ours.lock("k").await.unwrap();
     let waiting = tokio::spawn(theirs.lock("k").wait(HOUR).into_future());
-    sleep(Duration::from_secs(1)).await;
+    sleep(secs(1)).await;
     // The refused attempt, and one after it listens, for what it may have missed before.
     assert_eq!(nodes.sent(0, OpKind::Acquire), 1 + 2);
-    sleep(Duration::from_secs(5)).await;
+    sleep(secs(5)).await;
     assert_eq!(nodes.sent(0, OpKind::Acquire), 1 + 2);
     let released = Instant::now();
     held.release().await.unwrap();
     assert!(waiting.await.unwrap().unwrap().is_valid());
-    assert!(
-        released.elapsed() < Duration::from_millis(5),
-        "{:?}",
-        released.elapsed()
-    );
+    assert!(released.elapsed() < ms(5), "{:?}", released.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,42 +52,28 @@ async fn lock_all_subscribes_to_all_its_keys() {
     let held = [ours.lock("a").await.unwrap(), ours.lock("c").await.unwrap()];
     let set = theirs.lock_all(["a", "b", "c"]).wait(HOUR).into_future();
     let waiting = tokio::spawn(set);
-    sleep(Duration::from_secs(1)).await;
+    sleep(secs(1)).await;
     let released = Instant::now();
     for held in held {
         held.release().await.unwrap();
-        sleep(Duration::from_millis(10)).await;
+        sleep(ms(10)).await;
     }
     drop(waiting.await.unwrap().unwrap());
-    assert!(
-        released.elapsed() < Duration::from_millis(25),
-        "{:?}",
-        released.elapsed()
-    );
+    assert!(released.elapsed() < ms(25), "{:?}", released.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn remote_waiter_is_granted_an_expired_lock_without_a_release_signal() {
-    let nodes = ScriptedNodes::new(3);
-    let ours = Redlock::builder()
-        .scripted(&nodes)
-        .renew(false)
-        .build()
-        .unwrap();
+    let (nodes, ours) = three_nodes_with(|builder| builder.renew(false));
     let theirs = scripted(&nodes);
-    let held = ours.lock("k").ttl(Duration::from_secs(7)).await.unwrap();
+    let held = ours.lock("k").ttl(secs(7)).await.unwrap();
     let began = Instant::now();
     // Carried out nowhere: it ends by its ttl.
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Release, Gate::Never);
-    }
+    set_all(&nodes, OpKind::Release, Gate::Never);
     drop(held);
     drop(theirs.lock("k").wait(HOUR).await.unwrap());
     let waited = began.elapsed();
-    assert!(
-        waited >= Duration::from_secs(7) && waited < HOUR / 100,
-        "{waited:?}"
-    );
+    assert!(waited >= secs(7) && waited < HOUR / 100, "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,9 +86,9 @@ async fn silent_minority_does_not_delay_a_remote_waiter() {
         let [ours, theirs] = [(); 2].map(|()| builder.clone().build().unwrap());
         let held = ours.lock("k").await.unwrap();
         let waiting = tokio::spawn(theirs.lock("k").wait(2 * HOUR).into_future());
-        sleep(Duration::from_secs(1)).await;
+        sleep(secs(1)).await;
         held.release().await.unwrap();
-        sleep(Duration::from_millis(5)).await;
+        sleep(ms(5)).await;
         assert_eq!(waiting.is_finished(), told);
         drop(waiting.await.unwrap().unwrap());
     }
@@ -115,7 +100,7 @@ async fn split_votes_after_a_release_signal_are_retried_at_once() {
     let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
     let held = ours.lock("k").await.unwrap();
     let waiting = tokio::spawn(theirs.lock("k").wait(HOUR).into_future());
-    sleep(Duration::from_secs(1)).await;
+    sleep(secs(1)).await;
     nodes.set(2, Gate::Down);
     (0..2).for_each(|node| nodes.set_for(node, OpKind::Acquire, Gate::Slow(ROUND_TRIP)));
     held.release().await.unwrap();
@@ -131,11 +116,11 @@ async fn split_votes_after_a_release_signal_are_retried_at_once() {
         ttl: HOUR,
         retention: HOUR,
     };
-    assert!(matches!(nodes.apply(1, &rival(acquire)), Reply::Granted(_)));
+    assert_matches!(nodes.apply(1, &rival(acquire)), Reply::Granted(_));
     sleep(2 * ROUND_TRIP).await;
     assert!(!waiting.is_finished());
     nodes.apply(1, &rival(Op::Release));
-    let granted = tokio::time::timeout(Duration::from_millis(100), waiting).await;
+    let granted = tokio::time::timeout(ms(100), waiting).await;
     assert!(granted.unwrap().unwrap().unwrap().is_valid());
 }
 
@@ -144,7 +129,7 @@ async fn processes_under_full_contention_get_fair_shares() {
     const PROCESSES: usize = 8;
     const CYCLES: usize = 4_000;
     let nodes = ScriptedNodes::new(5);
-    let time = Duration::from_millis(3) * u32::try_from(CYCLES).unwrap();
+    let time = ms(3) * u32::try_from(CYCLES).unwrap();
     let shares = shares(PROCESSES, time, || Redlock::builder().scripted(&nodes)).await;
     let total: usize = shares.iter().sum();
     let mean = total / PROCESSES;
@@ -250,12 +235,12 @@ async fn user_without_publish_and_subscribe_rights_locks_and_waits() {
     let as_mute = |url: String| url.replace("://", "://mute:PASSWORD@");
     let [ours, theirs] = [(); 2].map(|()| {
         let builder = Redlock::builder().urls(cluster.urls().into_iter().map(as_mute));
-        let builder = builder.node_timeout(Duration::from_millis(500));
+        let builder = builder.node_timeout(ms(500));
         builder.restart_guard(RestartGuard::Off).build().unwrap()
     });
     let held = ours.lock("k").await.unwrap();
     let waiting = tokio::spawn(theirs.lock("k").wait(PATIENCE).into_future());
-    sleep(Duration::from_millis(100)).await;
+    sleep(ms(100)).await;
     held.release().await.unwrap();
     let granted: Result<LockGuard, LockError> = waiting.await.unwrap();
     granted.unwrap().release().await.unwrap();
@@ -278,7 +263,7 @@ async fn shares(
                 let mut granted = 0;
                 while Instant::now() < end {
                     let guard = redlock.lock("k").wait(HOUR).await.unwrap();
-                    sleep(Duration::from_millis(2)).await;
+                    sleep(ms(2)).await;
                     guard.release().await.unwrap();
                     granted += 1;
                 }
@@ -306,6 +291,6 @@ fn listeners(server: &RedisServer) -> usize {
     reply.as_str().unwrap().lines().count()
 }
 
-const ROUND_TRIP: Duration = Duration::from_millis(5);
-const HOUR: Duration = Duration::from_secs(60 * 60);
-const PATIENCE: Duration = Duration::from_secs(20);
+const ROUND_TRIP: Duration = ms(5);
+const HOUR: Duration = secs(60 * 60);
+const PATIENCE: Duration = secs(20);

@@ -9,26 +9,28 @@ use axum::routing::post;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
-use support::{Cluster, Proxy, RedisServer, lock_and_release, not_run};
+use support::{
+    Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, not_run, secs, until,
+};
 use tower::ServiceExt;
 use tower_redlock::{
-    Health, IdempotencyLayer, LockError, NodeFailure, NodeHealth, NodeState, Redlock,
+    Health, IdempotencyLayer, LockError, LockGuard, NodeFailure, NodeHealth, NodeState, Redlock,
     RedlockBuilder, RestartGuard, health_router, scope,
 };
 
 /// Short, so that the tests are; servers tell their uptime in whole seconds, so it takes one more.
-const TTL: Duration = Duration::from_secs(1);
-const WINDOW: Duration = Duration::from_secs(2);
-const LONGEST: Duration = Duration::from_secs(6);
+const TTL: Duration = secs(1);
+const WINDOW: Duration = secs(2);
+const LONGEST: Duration = secs(6);
 
 /// Servers that are one are asked again every five seconds; with the window, and time to spare.
-const TWINS_ASKED: Duration = Duration::from_secs(15);
+const TWINS_ASKED: Duration = secs(15);
 
 fn builder(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
     let guard = RestartGuard::For(WINDOW);
     let builder = Redlock::builder().urls(urls).ttl(TTL);
     // Not what is tested: a busy machine may be slow.
-    let builder = builder.node_timeout(Duration::from_millis(300));
+    let builder = builder.node_timeout(ms(300));
     builder.restart_guard(guard)
 }
 
@@ -49,13 +51,32 @@ async fn with_quorum(redlock: &Redlock) {
 }
 
 async fn wait_until(redlock: &Redlock, holds: impl Fn(&Health) -> bool) {
-    let waiting = async {
-        while !holds(&redlock.health().await) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    let waited = tokio::time::timeout(LONGEST, waiting).await;
-    waited.expect("enough nodes are admitted in time");
+    until("admitted", LONGEST, || async {
+        holds(&redlock.health().await)
+    })
+    .await;
+}
+
+async fn two_admitted(cluster: &Cluster) -> (Redlock, Redlock) {
+    let (ours, theirs) = (redlock(cluster), redlock(cluster));
+    admitted(&ours).await;
+    admitted(&theirs).await;
+    (ours, theirs)
+}
+
+fn flush_majority(cluster: &Cluster) {
+    for server in &cluster.servers[..2] {
+        server.command(&["FLUSHALL"]);
+    }
+}
+
+/// Checks that a flush was noticed: the other caller was refused, until the lock is lost and the nodes are admitted.
+async fn detected(refused: &LockError, guard: &LockGuard, theirs: &Redlock) {
+    assert!(quarantined(refused) >= 1, "{refused:?}");
+    assert!(guard.is_valid());
+    guard.lost().await;
+    admitted(theirs).await;
+    lock_and_release(theirs, "k").await;
 }
 
 /// Returns how many nodes did not vote because they are quarantined.
@@ -78,7 +99,7 @@ async fn fresh_cluster_refuses_until_the_restart_guard_ends_and_reports_the_time
         let NodeState::Quarantined { left } = node.state else {
             panic!("{node:?}");
         };
-        assert!(left <= WINDOW + Duration::from_secs(1));
+        assert!(left <= WINDOW + secs(1));
     }
     admitted(&redlock).await;
     lock_and_release(&redlock, "k").await;
@@ -113,10 +134,7 @@ async fn health_router_goes_from_quarantined_to_ready_degraded_and_down() {
     let states = ready_until(&health, "down", StatusCode::SERVICE_UNAVAILABLE).await;
     assert_eq!(states, ["quarantined", "unreachable", "unreachable"]);
     let refused = redlock.try_lock("down").await.unwrap_err();
-    assert!(
-        matches!(refused, LockError::Unavailable { .. }),
-        "{refused:?}"
-    );
+    assert_matches!(refused, LockError::Unavailable { .. });
 }
 
 /// Asks until the readiness is this one, and returns the nodes' states.
@@ -137,7 +155,7 @@ async fn ready_until(health: &Router, readiness: &str, code: StatusCode) -> Vec<
                 );
                 return body;
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(ms(20)).await;
         }
     };
     let asked = tokio::time::timeout(LONGEST, asking).await;
@@ -156,9 +174,9 @@ async fn restarted_node_is_quarantined_while_the_others_grant() {
     cluster.servers[0].restart();
     // An idle connection is seen to be broken when it is used.
     redlock.health().await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    tokio::time::sleep(ms(300)).await;
     let state = redlock.health().await.nodes[0].state.clone();
-    assert!(matches!(state, NodeState::Quarantined { .. }), "{state:?}");
+    assert_matches!(state, NodeState::Quarantined { .. });
     lock_and_release(&redlock, "k").await;
     assert!(
         !cluster.servers[0].exists("redlock:{k}:fence"),
@@ -194,7 +212,7 @@ async fn majority_that_forgot_a_lock_grants_it_only_after_the_quarantine() {
         let refused = refused.expect_err("two hold the lock");
         assert_eq!(quarantined(&refused), 2, "{refused:?}");
         asked += 1;
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(ms(20)).await;
     }
     assert!(asked > 5);
     drop(guard);
@@ -205,32 +223,20 @@ async fn majority_that_forgot_a_lock_grants_it_only_after_the_quarantine() {
 #[tokio::test]
 async fn flushed_majority_is_detected_on_open_connections() {
     let cluster = Cluster::start(3);
-    let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
-    admitted(&ours).await;
-    admitted(&theirs).await;
+    let (ours, theirs) = two_admitted(&cluster).await;
     let guard = ours.lock("k").await.unwrap();
-    for server in &cluster.servers[..2] {
-        server.command(&["FLUSHALL"]);
-    }
+    flush_majority(&cluster);
     let refused = theirs.try_lock("k").await.unwrap_err();
-    assert!(quarantined(&refused) >= 1, "{refused:?}");
-    assert!(guard.is_valid());
-    guard.lost().await;
-    admitted(&theirs).await;
-    lock_and_release(&theirs, "k").await;
+    detected(&refused, &guard, &theirs).await;
 }
 
 #[tokio::test]
 async fn flushed_majority_neither_grants_readers_nor_extends_them_on_open_connections() {
     let cluster = Cluster::start(3);
-    let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
-    admitted(&ours).await;
-    admitted(&theirs).await;
+    let (ours, theirs) = two_admitted(&cluster).await;
     let writer = ours.lock("k").await.unwrap();
     let reader = ours.lock("read").shared().await.unwrap();
-    for server in &cluster.servers[..2] {
-        server.command(&["FLUSHALL"]);
-    }
+    flush_majority(&cluster);
     let refused = theirs.try_lock("k").shared().await.unwrap_err();
     assert!(quarantined(&refused) >= 1, "{refused:?}");
     assert!(writer.is_valid() && reader.is_valid());
@@ -252,16 +258,10 @@ async fn fencing_off_flushed_majority_is_detected_on_open_connections() {
         admitted(&ours).await;
         admitted(&theirs).await;
         let guard = ours.lock_all(keys.iter().copied()).await.unwrap();
-        for server in &cluster.servers[..2] {
-            server.command(&["FLUSHALL"]);
-        }
+        flush_majority(&cluster);
         let second = theirs.lock_all(keys.iter().copied()).wait(Duration::ZERO);
         let refused = second.await.expect_err("two hold it");
-        assert!(quarantined(&refused) >= 1, "{refused:?}");
-        assert!(guard.is_valid());
-        guard.lost().await;
-        admitted(&theirs).await;
-        lock_and_release(&theirs, "k").await;
+        detected(&refused, &guard, &theirs).await;
     }
 }
 
@@ -278,12 +278,10 @@ async fn restart_guard_off_flushed_majority_grants_the_lock_again() {
     for server in &cluster.servers {
         // A majority is enough to hold it; the third may be asked a moment later.
         while !server.exists("redlock:{k}") {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(ms(5)).await;
         }
     }
-    for server in &cluster.servers[..2] {
-        server.command(&["FLUSHALL"]);
-    }
+    flush_majority(&cluster);
     let second = theirs.try_lock("k").await;
     assert!(second.is_ok(), "{second:?}");
     assert!(
@@ -328,19 +326,13 @@ async fn promoted_replica_is_quarantined() {
         info.as_str()
             .is_some_and(|info| info.contains("master_link_status:up"))
     };
-    let syncing = async {
-        while !has_synced() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    let synced = tokio::time::timeout(Duration::from_secs(15), syncing).await;
-    synced.expect("the replica syncs");
+    support::wait_until("synced", secs(15), has_synced).await;
     server.command(&["REPLICAOF", "NO", "ONE"]);
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    tokio::time::sleep(ms(300)).await;
     lock_and_release(&redlock, "k").await;
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    tokio::time::sleep(ms(400)).await;
     let state = redlock.health().await.nodes[0].state.clone();
-    assert!(matches!(state, NodeState::Quarantined { .. }), "{state:?}");
+    assert_matches!(state, NodeState::Quarantined { .. });
 }
 
 #[tokio::test]
@@ -348,14 +340,14 @@ async fn server_under_two_addresses_votes_under_neither() {
     let server = RedisServer::start();
     let urls = [server.url(), server.url().replace("127.0.0.1", "localhost")];
     let redlock = builder(urls).build().unwrap();
-    tokio::time::sleep(WINDOW + Duration::from_secs(2)).await;
+    tokio::time::sleep(WINDOW + secs(2)).await;
     let refused = loop {
         // Until both addresses have been connected to.
         let refused = redlock.try_lock("k").await.unwrap_err();
         if quarantined(&refused) == 0 {
             break refused;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(ms(50)).await;
     };
     assert!(
         refused.to_string().contains("are one server; list it once"),
@@ -375,10 +367,7 @@ async fn new_client_gets_no_lock_from_one_server_under_two_addresses() {
         let dead = format!("redis://127.0.0.1:{}", support::free_port());
         let redlock = builder([server.url(), twin, dead]).build().unwrap();
         let refused = redlock.try_lock(i.to_string()).await.unwrap_err();
-        assert!(
-            matches!(refused, LockError::Unavailable { .. }),
-            "{refused:?}"
-        );
+        assert_matches!(refused, LockError::Unavailable { .. });
     }
 }
 
@@ -405,21 +394,11 @@ async fn generation_of_another_process_does_not_shorten_the_quarantine() {
 #[tokio::test]
 async fn server_reached_by_a_corrected_address_votes_again() {
     let cluster = Cluster::start(3);
-    // Else they would be asked again when their quarantine ends.
-    admitted(&redlock(&cluster)).await;
-    let name = Proxy::start(cluster.servers[0].addr()).await;
-    let urls = [
-        &cluster.servers[0].url(),
-        &name.url(),
-        &cluster.servers[2].url(),
-    ]
-    .map(Clone::clone);
-    let redlock = builder(urls).build().unwrap();
-    twins(&redlock).await;
+    let (name, redlock) = with_twins(&cluster, 2).await;
     assert!(redlock.try_lock("k").await.is_err());
     // The connection to the wrong one stands, and is good in every other way.
     name.lead_to(cluster.servers[1].addr());
-    within(TWINS_ASKED, admitted_in_the_end(&redlock)).await;
+    within(TWINS_ASKED, up_in_the_end(&redlock, 3)).await;
     let guard = redlock.lock("k").await.unwrap();
     let locks = || {
         cluster
@@ -435,28 +414,25 @@ async fn server_reached_by_a_corrected_address_votes_again() {
 #[tokio::test]
 async fn server_votes_again_after_its_second_address_is_gone() {
     let cluster = Cluster::start(2);
-    // Else they would be asked again when their quarantine ends.
-    admitted(&redlock(&cluster)).await;
-    let name = Proxy::start(cluster.servers[0].addr()).await;
-    let urls = [
-        &cluster.servers[0].url(),
-        &name.url(),
-        &cluster.servers[1].url(),
-    ]
-    .map(Clone::clone);
-    let redlock = builder(urls).build().unwrap();
-    twins(&redlock).await;
+    let (name, redlock) = with_twins(&cluster, 1).await;
     name.lead_to(([127, 0, 0, 1], support::free_port()).into());
-    let two = async {
-        while redlock.health().await.up() < 2 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    within(TWINS_ASKED, two).await;
+    within(TWINS_ASKED, up_in_the_end(&redlock, 2)).await;
     redlock.lock("k").await.unwrap().release().await.unwrap();
     // And not any more when it does.
     name.lead_to(cluster.servers[0].addr());
     within(TWINS_ASKED, twins(&redlock)).await;
+}
+
+/// A cluster whose first server has a second address, and one other server.
+async fn with_twins(cluster: &Cluster, other: usize) -> (Proxy, Redlock) {
+    // Else they would be asked again when their quarantine ends.
+    admitted(&redlock(cluster)).await;
+    let server = &cluster.servers[0];
+    let name = Proxy::start(server.addr()).await;
+    let urls = [server.url(), name.url(), cluster.servers[other].url()];
+    let redlock = builder(urls).build().unwrap();
+    twins(&redlock).await;
+    (name, redlock)
 }
 
 /// Waits until the first two are seen to be one.
@@ -469,9 +445,9 @@ async fn twins(redlock: &Redlock) {
     wait_until(redlock, are_twins).await;
 }
 
-async fn admitted_in_the_end(redlock: &Redlock) {
-    while redlock.health().await.up() < 3 {
-        tokio::time::sleep(Duration::from_millis(50)).await;
+async fn up_in_the_end(redlock: &Redlock, count: usize) {
+    while redlock.health().await.up() < count {
+        tokio::time::sleep(ms(50)).await;
     }
 }
 

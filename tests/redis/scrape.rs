@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use support::http::{Response, request};
-use support::{ChildProcess, Cluster, example_path, free_port};
+use support::{ChildProcess, Cluster, ms, secs};
 use tokio::task::JoinHandle;
 
 /// A running `metrics` example.
@@ -21,18 +21,9 @@ impl Server {
 
     /// Starts it with these URLs, which may be of several groups.
     pub(crate) fn start_on(urls: &str, guard: &str) -> Self {
-        let listen = format!("127.0.0.1:{}", free_port());
-        let envs = [
-            ("LISTEN", listen.as_str()),
-            ("REDLOCK_URLS", urls),
-            ("REDLOCK_RESTART_GUARD", guard),
-        ];
-        let process = ChildProcess::start(example_path("metrics"), &[], &envs);
-        process.wait_for_line("Ctrl-C stops it", PATIENCE);
-        Self {
-            addr: listen.parse().unwrap(),
-            _process: process,
-        }
+        let envs = [("REDLOCK_URLS", urls), ("REDLOCK_RESTART_GUARD", guard)];
+        let (_process, addr) = ChildProcess::serve("metrics", &envs, "Ctrl-C stops it");
+        Self { addr, _process }
     }
 
     pub(crate) async fn get(&self, path: &str) -> Response {
@@ -209,6 +200,6 @@ pub(crate) fn series_of(series: &str) -> (String, Labels) {
 /// What follows a metric's name in the names of its samples.
 pub(crate) const PARTS: [&str; 4] = ["", "_bucket", "_count", "_sum"];
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = secs(20);
 
-pub(crate) const POLL: Duration = Duration::from_millis(10);
+pub(crate) const POLL: Duration = ms(10);

@@ -1,7 +1,6 @@
 //! A sequential client never meets its own lock, on any server and with any response.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::error_handling::HandleErrorLayer;
@@ -13,9 +12,8 @@ use futures_util::stream;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use serde_json::Value;
-use support::Cluster;
-use support::http::Client;
-use tokio::net::TcpListener;
+use support::http::{Client, listen};
+use support::{Cluster, ms, secs};
 use tokio::time::sleep;
 use tower::ServiceBuilder;
 use tower::timeout::TimeoutLayer;
@@ -61,21 +59,21 @@ async fn server(cluster: &Cluster, release_at: ReleaseAt) -> SocketAddr {
     let redlock = Redlock::builder()
         .urls(cluster.urls())
         // Healthy nodes on a busy machine.
-        .node_timeout(Duration::from_millis(500))
+        .node_timeout(ms(500))
         .restart_guard(RestartGuard::Off)
         .build()
         .expect("the settings are valid");
     let layer = RedlockLayer::new(redlock, "the only key")
         .methods([Method::POST, Method::HEAD])
         .release_at(release_at);
-    let late = any(async || sleep(Duration::from_secs(60)).await);
+    let late = any(async || sleep(secs(60)).await);
     let late = late.layer(
         ServiceBuilder::new()
             .layer(HandleErrorLayer::new(async |_: BoxError| {
                 StatusCode::GATEWAY_TIMEOUT
             }))
             .layer(layer.clone())
-            .layer(TimeoutLayer::new(Duration::from_millis(1))),
+            .layer(TimeoutLayer::new(ms(1))),
     );
     let panicking = any(async || -> () { panic!("as the test wants it") });
     let panicking = panicking.layer((CatchPanicLayer::new(), layer.clone()));
@@ -84,10 +82,7 @@ async fn server(cluster: &Cluster, release_at: ReleaseAt) -> SocketAddr {
         .route_layer(layer)
         .route("/late", late)
         .route("/panicking", panicking);
-    let listener = TcpListener::bind("127.0.0.1:0")
-        .await
-        .expect("a port is free");
-    let addr = listener.local_addr().expect("it listens");
+    let (listener, addr) = listen().await;
     tokio::spawn(axum::serve(listener, app).into_future());
     addr
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::{Cluster, Deadline, RedisServer};
+use support::{Cluster, Deadline, RedisServer, ms, secs, wait_until};
 use tower_redlock::{
     FencingToken, LockError, NodeFailure, Redlock, RedlockBuilder, Released, RestartGuard,
 };
@@ -11,7 +11,7 @@ use tower_redlock::{
 fn builder(cluster: &Cluster) -> RedlockBuilder {
     Redlock::builder()
         .urls(cluster.urls())
-        .node_timeout(Duration::from_millis(300))
+        .node_timeout(ms(300))
         .restart_guard(RestartGuard::Off)
 }
 
@@ -71,7 +71,7 @@ async fn full_servers_renew_extend_and_release_held_locks_and_refuse_new_ones() 
     let cluster = Cluster::start(3);
     for fencing in [true, false] {
         let builder = || {
-            let ttl = Duration::from_millis(1_500);
+            let ttl = ms(1_500);
             builder(&cluster).fencing(fencing).ttl(ttl)
         };
         let (ours, theirs) = (builder().build().unwrap(), builder().build().unwrap());
@@ -103,14 +103,13 @@ async fn full_servers_renew_extend_and_release_held_locks_and_refuse_new_ones() 
         // many fences, each renewal sets the expiry.
         let renewal = if fencing { 6 } else { 3 };
         let before = expiries_set(&cluster);
-        let deadline = Deadline::after(Duration::from_secs(10));
-        while expiries_set(&cluster) < before + 5 * renewal {
-            assert!(!deadline.is_over(), "nothing is renewed");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        wait_until("renewed", secs(10), || {
+            expiries_set(&cluster) >= before + 5 * renewal
+        })
+        .await;
         assert!(one.is_valid() && set.is_valid());
-        one.extend(Duration::from_millis(1_400)).await.unwrap();
-        set.extend(Duration::from_millis(1_400)).await.unwrap();
+        one.extend(ms(1_400)).await.unwrap();
+        set.extend(ms(1_400)).await.unwrap();
         assert_eq!([one.fencing_token(), set.fencing_token()], tokens);
         assert_eq!(one.release().await, Ok(Released::Freed));
         assert!(theirs.try_lock("one").await.is_err(), "there is no memory");
@@ -122,16 +121,16 @@ async fn full_servers_renew_extend_and_release_held_locks_and_refuse_new_ones() 
         let all = theirs.lock_all(["two", "three", "new"]).await.unwrap();
         assert!(!fencing || all.fencing_token() > tokens[1]);
         drop((next, all));
-        cluster.wait_until_free(Duration::from_secs(2)).await;
+        cluster.wait_until_free(secs(2)).await;
     }
 }
 
 /// Waits until so many keys are locked on all servers together.
 async fn cluster_holds(cluster: &Cluster, keys: usize) {
-    let deadline = Deadline::after(Duration::from_secs(5));
+    let deadline = Deadline::after(secs(5));
     while cluster.lock_keys().len() < keys {
         assert!(!deadline.is_over(), "{:?}", cluster.lock_keys());
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(ms(5)).await;
     }
 }
 
@@ -142,12 +141,12 @@ async fn one_full_server_costs_only_its_vote() {
     fill(&cluster.servers[0]);
     for keys in [&["a"][..], &["a", "b"]] {
         let guard = redlock.lock_all(keys.iter().copied()).await.unwrap();
-        guard.extend(Duration::from_secs(9)).await.unwrap();
+        guard.extend(secs(9)).await.unwrap();
         assert_eq!(guard.release().await, Ok(Released::Freed));
     }
     // It has taken nothing, and nothing was confirmed there.
     assert_eq!(cluster.servers[0].keys("*"), Vec::<String>::new());
-    cluster.wait_until_free(Duration::from_secs(1)).await;
+    cluster.wait_until_free(secs(1)).await;
 }
 
 /// Puts the fence of a key where many locks, or a clock that was ahead, would have brought it.
@@ -185,7 +184,7 @@ async fn fencing_tokens_rise_to_the_largest_number_and_end_there() {
             let guard = redlock.lock_all(keys.iter().copied()).await.unwrap();
             let token = guard.fencing_token().unwrap();
             assert_eq!(token.as_u64(), start + rise);
-            guard.extend(Duration::from_secs(9)).await.unwrap();
+            guard.extend(secs(9)).await.unwrap();
             assert_eq!(guard.fencing_token(), Some(token));
             assert_eq!(guard.release().await, Ok(Released::Freed));
         }
@@ -206,7 +205,7 @@ async fn fencing_tokens_rise_to_the_largest_number_and_end_there() {
         );
     }
     // Nothing was left of those, and other keys are as before.
-    cluster.wait_until_free(Duration::from_secs(1)).await;
+    cluster.wait_until_free(secs(1)).await;
     let fresh = redlock.lock_all(["fresh", "fresher"]).await.unwrap();
     assert!(fresh.fencing_token().unwrap().as_u64() < 2_763_659_999_000_001);
     // The error says what to do about it.
@@ -233,7 +232,7 @@ async fn second_phase_raises_fences_that_differ_in_the_last_digit() {
             for server in &cluster.servers[..2] {
                 assert_eq!(fence(server, "k"), token.to_string(), "{keys:?}");
             }
-            guard.extend(Duration::from_secs(9)).await.unwrap();
+            guard.extend(secs(9)).await.unwrap();
             assert_eq!(guard.release().await, Ok(Released::Freed));
             for server in &cluster.servers[..2] {
                 server.command(&["DEL", "redlock:{l}:fence"]);

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use support::http::request;
-use support::{ChildProcess, Cluster, example_path, free_port};
+use support::{ChildProcess, Cluster, example_path, free_port, ms, secs};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = secs(20);
 
 fn start(example: &str, cluster: &Cluster, grace_ms: &str) -> (ChildProcess, SocketAddr) {
     let (listen, urls) = (
@@ -40,7 +40,7 @@ async fn sigterm_lets_requests_in_flight_finish_and_leaves_no_lock() {
             tokio::spawn(async move { request(addr, "POST", &path, &[], b"").await })
         })
         .collect();
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    tokio::time::sleep(ms(200)).await;
     server.signal(Signal::SIGTERM);
     for job in jobs {
         let response = job.await.unwrap();
@@ -67,7 +67,7 @@ async fn sigterm_reports_a_handler_that_does_not_end_and_keeps_its_lock() {
             .try_request("POST", "/jobs/7?ms=60000", &[], b"")
             .await
     });
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    tokio::time::sleep(ms(300)).await;
     assert_eq!(cluster.lock_keys().len(), 3);
     server.signal(Signal::SIGTERM);
     let status = server.wait(PATIENCE);
@@ -90,7 +90,7 @@ async fn sigterm_stops_the_quickstart_cleanly() {
     let withdrawal = loop {
         let withdrawal = tokio::spawn(async move { request(addr, "POST", path, &[], b"").await });
         while cluster.lock_keys().is_empty() && !withdrawal.is_finished() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(ms(10)).await;
         }
         if !withdrawal.is_finished() {
             break withdrawal;

@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use support::Cluster;
+use support::{Cluster, assert_matches, ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::{LockError, Redlock, RestartGuard, Retry};
 
@@ -11,7 +11,7 @@ use crate::judge::{Judge, ROLE, Witness, urls};
 
 const SLOTS: usize = 5;
 const CLIENTS: usize = 100;
-const HOLD: Duration = Duration::from_millis(100);
+const HOLD: Duration = ms(100);
 
 /// The clients of one process: each waits for a slot, holds it for a moment, and waits again, until it is killed.
 #[tokio::test]
@@ -21,7 +21,7 @@ async fn clients() {
     let redlock = Redlock::builder()
         .urls(urls())
         .restart_guard(RestartGuard::Off)
-        .node_timeout(Duration::from_millis(500))
+        .node_timeout(ms(500))
         .build()
         .unwrap();
     let clients: Vec<_> = (0..CLIENTS)
@@ -31,7 +31,7 @@ async fn clients() {
                 let mut witness = Witness::connect().await;
                 loop {
                     let lock = redlock.lock("hall").slots(SLOTS);
-                    match lock.wait(Duration::from_secs(60)).await {
+                    match lock.wait(secs(60)).await {
                         Ok(guard) => {
                             witness.tell("begin", &name).await;
                             sleep(HOLD).await;
@@ -57,7 +57,7 @@ async fn two_hundred_clients_of_two_processes_use_five_slots_and_never_six() {
         ["a", "b"].map(|name| judge.start_process(name, "slots::clients", &cluster.urls()));
     // Each has connected to all nodes, and waits.
     while judge.seen.lock().unwrap().turns.len() < 50 {
-        sleep(Duration::from_millis(10)).await;
+        sleep(ms(10)).await;
     }
     judge.seen.lock().unwrap().restart();
     let calls = |cluster: &Cluster| {
@@ -66,7 +66,7 @@ async fn two_hundred_clients_of_two_processes_use_five_slots_and_never_six() {
         acquisitions.sum::<u64>()
     };
     let (began, before) = (Instant::now(), calls(&cluster));
-    sleep(Duration::from_secs(10)).await;
+    sleep(secs(10)).await;
     let (average, after) = (judge.average(began), calls(&cluster));
     drop(processes);
     let seen = judge.seen.lock().unwrap();
@@ -103,7 +103,7 @@ async fn a_free_slot_is_found_with_two_requests_to_each_node() {
         held.push(holder.try_lock("hall").slots(SLOTS).await.unwrap());
     }
     drop(other.try_lock("warm").slots(SLOTS).await.unwrap());
-    sleep(Duration::from_millis(50)).await;
+    sleep(ms(50)).await;
     let mut most = 0;
     for _ in 0..50 {
         let server = &cluster.servers[0];
@@ -113,7 +113,7 @@ async fn a_free_slot_is_found_with_two_requests_to_each_node() {
         guard.release().await.unwrap();
         // Also by the node that was not needed for it.
         while cluster.lock_keys().len() > 3 * (SLOTS - 1) {
-            sleep(Duration::from_millis(5)).await;
+            sleep(ms(5)).await;
         }
         // The first attempt is released at a node that had not answered when the others refused it.
         most = most.max(asked);
@@ -129,7 +129,7 @@ async fn the_only_free_slot_is_found_whatever_its_number() {
     let cluster = Cluster::start(1);
     let builder = || {
         let builder = Redlock::builder().urls(cluster.urls());
-        let builder = builder.node_timeout(Duration::from_millis(800));
+        let builder = builder.node_timeout(ms(800));
         builder.restart_guard(RestartGuard::Off).build().unwrap()
     };
     let (holder, other) = (builder(), builder());
@@ -154,39 +154,29 @@ async fn the_only_free_slot_is_found_whatever_its_number() {
 #[tokio::test]
 async fn a_waiter_for_a_slot_is_woken_after_one_for_a_key_that_looks_like_it_has_gone() {
     let cluster = Cluster::start(3);
-    let hour = Duration::from_secs(3_600);
+    let hour = secs(3_600);
     let builder = || {
         let builder = Redlock::builder()
             .urls(cluster.urls())
             .restart_guard(RestartGuard::Off);
         let builder = builder
-            .node_timeout(Duration::from_millis(500))
+            .node_timeout(ms(500))
             .retry(Retry::default().poll_interval(hour));
-        builder.ttl(Duration::from_secs(60)).build().unwrap()
+        builder.ttl(secs(60)).build().unwrap()
     };
     let (holder, waiter) = (builder(), builder());
     let slot = holder.lock("k").slots(1).await.unwrap();
     let key = holder.lock(("k", "slot")).await.unwrap();
-    let waiting = waiter.lock("k").slots(1).wait(Duration::from_secs(30));
+    let waiting = waiter.lock("k").slots(1).wait(secs(30));
     let waiting = tokio::spawn(waiting.into_future());
-    sleep(Duration::from_millis(500)).await;
-    let refused = waiter
-        .lock(("k", "slot"))
-        .wait(Duration::from_millis(300))
-        .await;
-    assert!(
-        matches!(refused, Err(LockError::Contended { .. })),
-        "{refused:?}"
-    );
-    sleep(Duration::from_millis(300)).await;
+    sleep(ms(500)).await;
+    let refused = waiter.lock(("k", "slot")).wait(ms(300)).await;
+    assert_matches!(refused, Err(LockError::Contended { .. }));
+    sleep(ms(300)).await;
     let released = Instant::now();
     slot.release().await.unwrap();
     drop(waiting.await.unwrap().unwrap());
     // On an idle machine 30 ms; a poll would come after its wait.
-    assert!(
-        released.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        released.elapsed()
-    );
+    assert!(released.elapsed() < secs(10), "{:?}", released.elapsed());
     drop(key);
 }

@@ -7,7 +7,9 @@ use axum::body::Body;
 use axum::http::Request;
 use axum::routing::post;
 use futures_util::future::join_all;
-use support::{RedisServer, free_port, not_run, use_every_connection, wait_until, why_unreachable};
+use support::{
+    RedisServer, free_port, ms, not_run, secs, use_every_connection, wait_until, why_unreachable,
+};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, timeout};
@@ -16,7 +18,7 @@ use tower_redlock::deadpool_redis::{Config, ConnectionAddr, ConnectionInfo, Pool
 use tower_redlock::{IdempotencyLayer, Redlock, RedlockBuilder, RestartGuard, scope};
 
 fn builder() -> RedlockBuilder {
-    let builder = Redlock::builder().node_timeout(Duration::from_millis(500));
+    let builder = Redlock::builder().node_timeout(ms(500));
     builder.restart_guard(RestartGuard::Off)
 }
 
@@ -204,10 +206,10 @@ async fn connections_that_read_records_are_counted_and_closed_when_idle() {
             .count()
     };
     assert_eq!(readers(), 2);
-    sleep(Duration::from_secs(5)).await;
+    sleep(secs(5)).await;
     assert_eq!(readers(), 2);
     wait_until("closed", PATIENCE, || readers() == 0).await;
 }
 
-const SOON: Duration = Duration::from_millis(200);
-const PATIENCE: Duration = Duration::from_secs(20);
+const SOON: Duration = ms(200);
+const PATIENCE: Duration = secs(20);

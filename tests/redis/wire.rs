@@ -2,19 +2,20 @@
 
 use std::time::Duration;
 
+use support::{ms, secs};
 use tower_redlock::deadpool_redis::Config;
 use tower_redlock::{Redlock, RedlockBuilder, RestartGuard};
 
 /// How long the nodes of a test may take to be up.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = secs(10);
 
-pub(crate) const NODE_TIMEOUT: Duration = Duration::from_millis(50);
+pub(crate) const NODE_TIMEOUT: Duration = ms(50);
 
 /// Longer than any test that uses it; the ttl must free nothing there.
-pub(crate) const LONG_TTL: Duration = Duration::from_secs(60);
+pub(crate) const LONG_TTL: Duration = secs(60);
 
 /// For the tests in which the ttl may have to free a lock.
-pub(crate) const SHORT_TTL: Duration = Duration::from_secs(1);
+pub(crate) const SHORT_TTL: Duration = secs(1);
 
 /// How the nodes are named, and with it what drives their connections.
 #[derive(Debug, Clone, Copy)]

@@ -10,14 +10,16 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::poll;
-use support::{Cluster, Connection, Deadline, MonitorLog, Proxy, RedisServer, Reply, until_all_up};
+use support::{
+    Cluster, Connection, Deadline, MonitorLog, RedisServer, Reply, ms, secs, until_all_up,
+};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::{LockError, LockRequest, Redlock};
 
 use crate::wire::{BOTH, By, LONG_TTL, PATIENCE, SHORT_TTL, builder};
 
 /// How long servers are disturbed.
-const DISTURBANCE: Duration = Duration::from_secs(3);
+const DISTURBANCE: Duration = secs(3);
 
 /// What becomes of a lock that is asked for.
 #[derive(Debug, Clone, Copy)]
@@ -122,9 +124,7 @@ fn assert_in_order(log: &MonitorLog) -> usize {
 async fn release_follows_its_acquisition_to_a_late_node() {
     for (fencing, by) in [(true, By::Url), (false, By::Url), (true, By::Pool)] {
         let cluster = Cluster::start(3);
-        let proxy = Proxy::start(cluster.servers[0].addr()).await;
-        let mut urls = cluster.urls();
-        urls[0] = proxy.url();
+        let (proxy, urls) = cluster.behind_proxy(0).await;
         let redlock = builder(by, &urls).ttl(LONG_TTL).fencing(fencing);
         let redlock = redlock.build().unwrap();
         until_all_up(&redlock, PATIENCE).await;
@@ -134,12 +134,12 @@ async fn release_follows_its_acquisition_to_a_late_node() {
                 // Only a node that is up is asked for its vote.
                 proxy.pass();
                 until_all_up(&redlock, PATIENCE).await;
-                proxy.delay(Duration::from_millis(200));
+                proxy.delay(ms(200));
             }
             wave(&redlock, number).await;
-            sleep(Duration::from_millis(70)).await;
+            sleep(ms(70)).await;
         }
-        cluster.wait_until_free(Duration::from_secs(3)).await;
+        cluster.wait_until_free(secs(3)).await;
         assert!(assert_in_order(&log) >= 100);
     }
 }
@@ -155,12 +155,12 @@ async fn release_follows_its_acquisition_to_a_paused_node() {
         for (number, pause) in [20, 80, 130, 300, 600, 900].into_iter().enumerate() {
             cluster.servers[0].stop();
             wave(&redlock, 2 * number).await;
-            sleep(Duration::from_millis(pause)).await;
+            sleep(ms(pause)).await;
             cluster.servers[0].cont();
             wave(&redlock, 2 * number + 1).await;
             until_all_up(&redlock, PATIENCE).await;
         }
-        cluster.wait_until_free(Duration::from_secs(3)).await;
+        cluster.wait_until_free(secs(3)).await;
         assert!(assert_in_order(&log) >= 100);
     }
 }
@@ -170,21 +170,19 @@ async fn release_follows_its_acquisition_to_a_paused_node() {
 async fn release_follows_its_repeated_acquisition_to_a_node_with_flushed_scripts() {
     for by in BOTH {
         let cluster = Cluster::start(3);
-        let proxy = Proxy::start(cluster.servers[0].addr()).await;
-        let mut urls = cluster.urls();
-        urls[0] = proxy.url();
+        let (proxy, urls) = cluster.behind_proxy(0).await;
         let redlock = builder(by, &urls).ttl(SHORT_TTL).build().unwrap();
         until_all_up(&redlock, PATIENCE).await;
         let log = MonitorLog::start(&cluster.servers[0]);
         let disturber = Disturber::start(&cluster.servers[0], &["SCRIPT", "FLUSH"]);
         for number in 0..40 {
             // Its refusals arrive when the other two have decided, or before.
-            proxy.delay(Duration::from_millis(10 * (number % 2)));
+            proxy.delay(ms(10 * (number % 2)));
             wave(&redlock, usize::try_from(number).unwrap()).await;
-            sleep(Duration::from_millis(20)).await;
+            sleep(ms(20)).await;
         }
         disturber.finish();
-        cluster.wait_until_free(Duration::from_secs(3)).await;
+        cluster.wait_until_free(secs(3)).await;
         let repeated = by_owner(&log);
         let repeated = repeated
             .values()
@@ -208,10 +206,10 @@ async fn unsent_acquisition_is_not_released() {
             let key = format!("unsent {number}");
             drop(timeout(Duration::from_micros(200), redlock.try_lock(key)).await);
         }
-        sleep(Duration::from_millis(10)).await;
+        sleep(ms(10)).await;
         cluster.servers[0].cont();
         until_all_up(&redlock, PATIENCE).await;
-        cluster.wait_until_free(Duration::from_secs(3)).await;
+        cluster.wait_until_free(secs(3)).await;
         let owners = by_owner(&log);
         let only_released = owners.values().filter(|commands| !commands[0]).count();
         assert_eq!(only_released, 0, "of {}", owners.len());
@@ -294,7 +292,7 @@ async fn load(redlock: Redlock, task: usize, deadline: Deadline) -> Tally {
             break;
         }
         let key = format!("{task}-{}", number % 4);
-        let patience = Duration::from_millis(1 + number % 7);
+        let patience = ms(1 + number % 7);
         if number % 5 == 4 {
             drop(timeout(patience, redlock.try_lock(key)).await);
             continue;
@@ -311,7 +309,7 @@ async fn load(redlock: Redlock, task: usize, deadline: Deadline) -> Tally {
             Err(other) => tally.other.push(other),
         }
         // Requests that are refused at once must not keep the others from running.
-        sleep(Duration::from_millis(1)).await;
+        sleep(ms(1)).await;
     }
     tally
 }
@@ -335,9 +333,7 @@ async fn locks_survive(by: By, command: &'static [&'static str]) {
     let longest = lives.max().unwrap_or_default();
     let left = cluster.lock_keys().len();
     let ended = Instant::now();
-    cluster
-        .wait_until_free(SHORT_TTL + Duration::from_millis(500))
-        .await;
+    cluster.wait_until_free(SHORT_TTL + ms(500)).await;
     let free_after = ended.elapsed();
 
     let mut sum = Tally::default();
@@ -353,16 +349,16 @@ async fn locks_survive(by: By, command: &'static [&'static str]) {
     );
     assert!(sum.locked > 0, "{sum:?}");
     assert!(sum.other.is_empty(), "{sum:?}");
-    assert!(longest <= SHORT_TTL + Duration::from_millis(500));
+    assert!(longest <= SHORT_TTL + ms(500));
 
     // Several tries: connections may have to be opened first.
-    let deadline = Deadline::after(Duration::from_secs(3));
+    let deadline = Deadline::after(secs(3));
     let keys = || (0..8).map(|task| format!("{task}-0"));
     lock_soon(deadline, || redlock.lock_all(keys())).await;
     for key in keys() {
         lock_soon(deadline, || redlock.try_lock(key.clone())).await;
     }
-    cluster.wait_until_free(Duration::from_secs(1)).await;
+    cluster.wait_until_free(secs(1)).await;
 }
 
 async fn lock_soon(deadline: Deadline, ask: impl Fn() -> LockRequest) {
@@ -374,7 +370,7 @@ async fn lock_soon(deadline: Deadline, ask: impl Fn() -> LockRequest) {
             }
             Err(error) => assert!(!deadline.is_over(), "the disturbance is over, but {error}"),
         }
-        sleep(Duration::from_millis(20)).await;
+        sleep(ms(20)).await;
     }
 }
 

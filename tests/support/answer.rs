@@ -51,6 +51,11 @@ impl Answer {
         (self.status, headers, &self.body, self.trailers.as_ref())
     }
 
+    /// Returns the status, and which refusal it is.
+    pub fn told(&self) -> (u16, &'static str) {
+        (self.status.as_u16(), self.code())
+    }
+
     /// Returns which refusal it is; empty if it is none.
     pub fn code(&self) -> &'static str {
         self.rejection.as_ref().map_or("", Rejection::code)

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -11,6 +12,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 
 use crate::deadline::Deadline;
+use crate::ports::free_port;
 use crate::redis_server::as_pid;
 
 /// A child process whose output is collected; killed when dropped.
@@ -29,6 +31,16 @@ impl ChildProcess {
     #[track_caller]
     pub fn start(program: impl AsRef<Path>, args: &[&str], envs: &[(&str, &str)]) -> Self {
         Self::spawn(program.as_ref(), args, envs, Stdio::null())
+    }
+
+    /// Starts an example on a free port, and waits for a line that it prints.
+    pub fn serve(example: &str, envs: &[(&str, &str)], line: &str) -> (Self, SocketAddr) {
+        let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let listen = addr.to_string();
+        let envs = [envs, &[("LISTEN", listen.as_str())]].concat();
+        let server = Self::start(example_path(example), &[], &envs);
+        server.wait_for_line(line, Duration::from_secs(30));
+        (server, addr)
     }
 
     /// Starts a program like [`ChildProcess::start`], to be talked to on its stdin.

@@ -3,12 +3,18 @@
 use std::time::Duration;
 
 use crate::deadline::{Deadline, POLL};
+use crate::proxy::Proxy;
 use crate::redis_server::RedisServer;
 
 /// Independent servers, all of them empty at first.
 #[derive(Debug)]
 pub struct Cluster {
     pub servers: Vec<RedisServer>,
+}
+
+/// The environment of a program that locks over servers whose URLs are given, without a restart guard.
+pub fn quorum(urls: &str) -> [(&'static str, &str); 2] {
+    [("REDLOCK_URLS", urls), ("REDLOCK_RESTART_GUARD", "off")]
 }
 
 impl Cluster {
@@ -24,6 +30,23 @@ impl Cluster {
     /// Returns the URLs of all servers.
     pub fn urls(&self) -> Vec<String> {
         self.servers.iter().map(RedisServer::url).collect()
+    }
+
+    /// Returns a proxy before one of the servers, and the URLs of all with the proxy's in its place.
+    pub async fn behind_proxy(&self, node: usize) -> (Proxy, Vec<String>) {
+        let proxy = Proxy::start(self.servers[node].addr()).await;
+        let mut urls = self.urls();
+        urls[node] = proxy.url();
+        (proxy, urls)
+    }
+
+    /// Returns a proxy before each server.
+    pub async fn proxies(&self) -> Vec<Proxy> {
+        let mut proxies = Vec::new();
+        for server in &self.servers {
+            proxies.push(Proxy::start(server.addr()).await);
+        }
+        proxies
     }
 
     /// Returns the locks on all servers that are neither killed nor stopped, once per server.

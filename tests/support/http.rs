@@ -3,14 +3,26 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use axum::serve::{ListenerExt, TapIo};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+
+/// Returns a listener on a free port for axum, and its address.
+///
+/// Each answer would wait some 40 ms for the client's delayed ACK otherwise: its end is sent by itself.
+pub async fn listen() -> (TapIo<TcpListener, fn(&mut TcpStream)>, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await;
+    let listener = listener.expect("127.0.0.1 has a free port");
+    let addr = listener.local_addr().expect("a bound listener has one");
+    let set: fn(&mut TcpStream) = |stream| stream.set_nodelay(true).expect("TCP has it");
+    (listener.tap_io(set), addr)
+}
 
 /// Sends one request on a connection of its own and reads the response to its end.
 pub async fn request(

@@ -12,6 +12,13 @@ use super::subscribe;
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
+    /// Returns a new log, to which this thread logs until the guard is dropped.
+    pub fn subscribed() -> (Self, DefaultGuard) {
+        let log = Self::default();
+        let guard = log.subscribe();
+        (log, guard)
+    }
+
     /// Makes this thread log here, from `INFO` on, until the guard is dropped.
     pub fn subscribe(&self) -> DefaultGuard {
         let writer = self.clone();

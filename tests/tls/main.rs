@@ -11,7 +11,9 @@ mod authority;
 use std::env;
 use std::time::Duration;
 
-use support::{ChildProcess, RedisServer, example_path, use_every_connection, why_unreachable};
+use support::{
+    ChildProcess, RedisServer, example_path, ms, secs, use_every_connection, why_unreachable,
+};
 use tower_redlock::deadpool_redis::redis::{Client, ClientTlsConfig, TlsCertificates};
 use tower_redlock::deadpool_redis::{Manager, Pool};
 use tower_redlock::{Redlock, RedlockBuilder, Released, RestartGuard};
@@ -19,7 +21,7 @@ use tower_redlock::{Redlock, RedlockBuilder, Released, RestartGuard};
 use crate::authority::Authority;
 
 fn unguarded() -> RedlockBuilder {
-    let builder = Redlock::builder().node_timeout(Duration::from_millis(500));
+    let builder = Redlock::builder().node_timeout(ms(500));
     builder.restart_guard(RestartGuard::Off)
 }
 
@@ -38,7 +40,7 @@ async fn tls_server_of_a_private_authority_grants_locks() {
         .unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
     assert!(server.exists("redlock:{k}"));
-    guard.extend(Duration::from_secs(10)).await.unwrap();
+    guard.extend(secs(10)).await.unwrap();
     assert_eq!(guard.release().await, Ok(Released::Freed));
     assert!(!server.exists("redlock:{k}"));
 
@@ -165,4 +167,4 @@ fn tls_pool(url: &str, authority: &Authority, client_tls: Option<ClientTlsConfig
 const URL: &str = "REDLOCK_TEST_TLS_URL";
 const PLAIN_URL: &str = "REDLOCK_TEST_PLAIN_URL";
 const DONE: &str = "all of it was tested";
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = secs(20);

@@ -19,7 +19,7 @@ use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockHandle, RunToCompletion};
 
 use crate::sockets::http2_client::Http2Client;
-use crate::sockets::server::{KEY, REQUEST, Server, TTL, lock_service, send};
+use crate::sockets::server::{KEY, REQUEST, Server, lock_service, send};
 
 #[tokio::test]
 async fn disconnect_during_the_handler_releases_the_lock() {
@@ -45,32 +45,14 @@ async fn disconnect_during_the_handler_releases_the_lock() {
 async fn disconnect_of_a_waiter_leaves_the_queue() {
     // First in the queue it asks the nodes; behind a holder of its own server it does not.
     for holder_is_elsewhere in [true, false] {
-        let nodes = ScriptedNodes::new(3);
-        let begun = Arc::new(AtomicUsize::new(0));
-        let seen = Arc::clone(&begun);
-        let server = Server::start(&nodes, |layer| {
-            let handler = move || {
-                seen.fetch_add(1, Ordering::Relaxed);
-                async {}
-            };
-            let layer = layer.wait(TTL);
-            Router::new().route("/", post(handler)).layer(layer)
-        })
-        .await;
+        let (server, begun) = Server::counting().await;
         let guard = server.hold(holder_is_elsewhere).await;
         let waiting = send(server.addr, REQUEST).await;
         let waits = || server.in_flight() == 1;
         server.wait_until("waiting", waits).await;
         drop(waiting);
         server.wait_until("gone", || server.in_flight() == 0).await;
-        guard.release().await.unwrap();
-        server.serves_the_next().await;
-        server.ends_clean().await;
-        assert_eq!(
-            begun.load(Ordering::Relaxed),
-            1,
-            "no request waits any more"
-        );
+        server.has_no_waiter(guard, &begun, "gone").await;
     }
 }
 

@@ -8,7 +8,6 @@ use std::future::pending;
 use std::io;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{FromRef, Path, State};
@@ -17,7 +16,7 @@ use axum::response::IntoResponse;
 use axum::routing::any;
 use bytes::Bytes;
 use serde::Deserialize;
-use support::{http, not_run};
+use support::{http, ms, not_run};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
@@ -551,7 +550,7 @@ impl Target {
         };
         let leaving = async {
             match outcome {
-                Left("") => sleep(Duration::from_millis(300)).await,
+                Left("") => sleep(ms(300)).await,
                 Left(_) => self.server.wait_until("begun", || self.has_begun()).await,
                 _ => pending().await,
             }

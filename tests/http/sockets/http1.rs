@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -12,6 +11,7 @@ use axum::routing::post;
 use bytes::Bytes;
 use futures_util::stream;
 use support::http::Client;
+use support::ms;
 use tokio::io::AsyncReadExt;
 use tokio::sync::Semaphore;
 use tokio::task::yield_now;
@@ -75,7 +75,7 @@ async fn pipelined_requests_with_one_key_are_served_in_sequence() {
     let nodes = ScriptedNodes::new(3);
     // So slow that a request that did not wait for the release would meet its predecessor's lock.
     for node in 0..3 {
-        let delay = Duration::from_millis(3);
+        let delay = ms(3);
         nodes.set_for(node, OpKind::Release, Gate::Slow(delay));
     }
     let (inside, served) = (Arc::default(), Arc::<AtomicUsize>::default());

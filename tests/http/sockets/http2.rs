@@ -2,8 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use axum::Router;
 use axum::body::Body;
@@ -12,12 +11,13 @@ use axum::routing::post;
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, future, stream};
 use h2::Reason;
+use support::ms;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tower_redlock::test_util::ScriptedNodes;
 
 use crate::sockets::http2_client::Http2Client;
-use crate::sockets::server::{Counted, PATIENCE, SOON, Server, TTL};
+use crate::sockets::server::{Counted, PATIENCE, SOON, Server};
 
 /// How a client leaves a stream.
 #[derive(Debug, Clone, Copy)]
@@ -62,18 +62,7 @@ async fn http2_stream_reset_during_the_handler_releases_the_lock() {
 async fn http2_stream_reset_of_a_waiter_leaves_the_queue() {
     let cases = WAYS_TO_LEAVE.map(|leave| [(leave, true), (leave, false)]);
     for (leave, holder_is_elsewhere) in cases.into_iter().flatten() {
-        let nodes = ScriptedNodes::new(3);
-        let begun = Arc::new(AtomicUsize::new(0));
-        let seen = Arc::clone(&begun);
-        let server = Server::start(&nodes, |layer| {
-            let handler = move || {
-                seen.fetch_add(1, Ordering::Relaxed);
-                async {}
-            };
-            let layer = layer.wait(TTL);
-            Router::new().route("/", post(handler)).layer(layer)
-        })
-        .await;
+        let (server, begun) = Server::counting().await;
         let guard = server.hold(holder_is_elsewhere).await;
         let client = Http2Client::connect(server.addr).await;
         let (response, mut stream) = client.open("POST", &[]).await;
@@ -85,11 +74,8 @@ async fn http2_stream_reset_of_a_waiter_leaves_the_queue() {
             Leave::Disconnect => drop(client),
         }
         server.wait_until("gone", || server.in_flight() == 0).await;
-        guard.release().await.unwrap();
-        server.serves_the_next().await;
-        server.ends_clean().await;
-        let begun = begun.load(Ordering::Relaxed);
-        assert_eq!(begun, 1, "{leave:?}: no request waits any more");
+        let what = format!("{leave:?}");
+        server.has_no_waiter(guard, &begun, &what).await;
     }
 }
 
@@ -175,7 +161,7 @@ async fn lock_lost_during_the_body_resets_the_http2_stream() {
     let nodes = ScriptedNodes::new(3);
     let server = Server::start(&nodes, |layer| {
         // A third of it later, the renewal finds out.
-        let layer = layer.ttl(Duration::from_millis(300)).unwrap();
+        let layer = layer.ttl(ms(300)).unwrap();
         let handler = || async { first_and_no_end() };
         Router::new().route("/", post(handler)).layer(layer)
     })

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -14,6 +13,7 @@ use futures_util::stream;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use support::http::Client;
+use support::ms;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{RedlockLayer, ReleaseAt};
 
@@ -245,7 +245,7 @@ fn with_trailers(data: &'static [&str], name: &'static str, value: &'static str)
 /// that did not wait for the release would meet it.
 async fn two_servers(nodes: &ScriptedNodes, app: impl Fn(RedlockLayer) -> Router) -> [Server; 2] {
     for node in 0..3 {
-        let delay = Duration::from_millis(3);
+        let delay = ms(3);
         nodes.set_for(node, OpKind::Release, Gate::Slow(delay));
     }
     [

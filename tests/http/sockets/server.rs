@@ -10,24 +10,23 @@ use axum::Router;
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::routing::post;
-use axum::serve::ListenerExt;
-use support::http;
+use support::{http, secs, wait_until};
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockGuard, Redlock, RedlockLayer};
 
 /// Until when a lock must be free, unless a test says otherwise.
-pub(crate) const SOON: Duration = Duration::from_secs(1);
+pub(crate) const SOON: Duration = secs(1);
 
 /// How long a test waits for what has no bound of its own.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = secs(20);
 
 /// Longer than any test; the ttl must free nothing here.
-pub(crate) const TTL: Duration = Duration::from_secs(60);
+pub(crate) const TTL: Duration = secs(60);
 
 /// The only key of most tests.
 pub(crate) const KEY: &str = "resource";
@@ -72,10 +71,7 @@ impl Server {
         };
         let app = app(&redlock).layer(from_fn(count));
 
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        // The pieces of a response would otherwise wait for each other's acknowledgement.
-        let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+        let (listener, addr) = http::listen().await;
         let (stop, mut stopping) = watch::channel(());
         let serving = axum::serve(listener, app)
             .with_graceful_shutdown(async move { drop(stopping.changed().await) });
@@ -106,6 +102,23 @@ impl Server {
         .await
     }
 
+    /// A server whose requests wait for the lock, and the number of handlers that began.
+    pub(crate) async fn counting() -> (Self, Arc<AtomicUsize>) {
+        let begun = Arc::<AtomicUsize>::default();
+        let seen = Arc::clone(&begun);
+        let handler = move || {
+            seen.fetch_add(1, Ordering::Relaxed);
+            async {}
+        };
+        let nodes = ScriptedNodes::new(3);
+        let server = Self::start(&nodes, |layer| {
+            Router::new()
+                .route("/", post(handler))
+                .layer(layer.wait(TTL))
+        });
+        (server.await, begun)
+    }
+
     /// Takes the lock, in another process or in this server's.
     pub(crate) async fn hold(&self, elsewhere: bool) -> LockGuard {
         if elsewhere {
@@ -122,13 +135,7 @@ impl Server {
     }
 
     pub(crate) async fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
-        let waiting = async {
-            while !is_so() {
-                sleep(Duration::from_millis(2)).await;
-            }
-        };
-        let in_time = timeout(SOON, waiting).await;
-        assert!(in_time.is_ok(), "not {what} after {SOON:?}");
+        wait_until(what, SOON, is_so).await;
     }
 
     pub(crate) async fn wait_until_free(&self) {
@@ -140,6 +147,14 @@ impl Server {
     pub(crate) async fn serves_the_next(&self) {
         let next = timeout(SOON, http::request(self.addr, "POST", "/", &[], b"")).await;
         assert_eq!(next.expect("no request is before it").status, 200);
+    }
+
+    /// Shows that no request waits for a lock any more when its holder releases it.
+    pub(crate) async fn has_no_waiter(&self, guard: LockGuard, begun: &AtomicUsize, what: &str) {
+        guard.release().await.unwrap();
+        self.serves_the_next().await;
+        self.ends_clean().await;
+        assert_eq!(begun.load(Ordering::Relaxed), 1, "{what}: one waits");
     }
 
     /// Shows that nothing is left: no key on any node, no request, no lease task.

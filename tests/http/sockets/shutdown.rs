@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::post;
-use support::http::{Client, Response, request};
-use support::{until, wait_until};
-use tokio::net::{TcpListener, TcpStream};
+use support::http::{Client, Response, listen, request};
+use support::{assert_matches, until, wait_until};
+use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -84,8 +84,7 @@ async fn serve_until_ends_the_requests_under_way_and_refuses_new_connections() {
     };
     let layer = RedlockLayer::new(redlock.clone(), KEY);
     let app = Router::new().route("/", post(handler)).layer(layer);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
+    let (listener, addr) = listen().await;
     let (signal, signalled) = oneshot::channel::<()>();
     let signal_came = async { drop(signalled.await) };
     let serving = tokio::spawn(async move {
@@ -115,7 +114,7 @@ async fn serve_until_ends_the_requests_under_way_and_refuses_new_connections() {
     let served = timeout(SOON, serving).await;
     let (output, drained) = served.expect("nothing is waited for").unwrap();
     assert!(drained.is_clean() && drained.released == 1, "{drained:?}");
-    assert!(matches!(output, Some(Ok(()))), "{output:?}");
+    assert_matches!(output, Some(Ok(())));
 }
 
 /// A request on a connection of its own, which the server may close afterwards.

@@ -13,6 +13,7 @@ use futures_util::{StreamExt, stream};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use support::http::Client;
+use support::ms;
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 use tower_redlock::test_util::ScriptedNodes;
@@ -28,7 +29,7 @@ async fn lock_lost_during_the_body_truncates_the_chunked_response() {
         let first = || stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first"))]);
         let handler = move || async move { Body::from_stream(first().chain(stream::pending())) };
         // A third of it later, the renewal finds out.
-        let layer = layer.ttl(Duration::from_millis(300)).unwrap();
+        let layer = layer.ttl(ms(300)).unwrap();
         Router::new().route("/", post(handler)).layer(layer)
     })
     .await;
@@ -68,7 +69,7 @@ async fn event_stream_holds_the_lock_until_the_client_disconnects() {
 }
 
 /// When a lock ends in these tests, although it could be renewed for longer.
-const MAX_HOLD: Duration = Duration::from_millis(400);
+const MAX_HOLD: Duration = ms(400);
 
 fn limited(layer: RedlockLayer, on_lost: OnLost) -> Router {
     let layer = layer.ttl(MAX_HOLD / 2).unwrap().max_hold(MAX_HOLD);
@@ -132,7 +133,7 @@ fn events(layer: RedlockLayer) -> Router {
     let handler = async || {
         let first = Event::default().data("first");
         let events = stream::iter([Ok::<_, Infallible>(first)]).chain(stream::pending());
-        let often = KeepAlive::new().interval(Duration::from_millis(10));
+        let often = KeepAlive::new().interval(ms(10));
         Sse::new(events).keep_alive(often)
     };
     let layer = layer.methods([Method::GET]);

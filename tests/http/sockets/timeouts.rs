@@ -10,6 +10,7 @@ use axum::error_handling::HandleErrorLayer;
 use axum::http::StatusCode;
 use axum::routing::post;
 use support::http::Client;
+use support::ms;
 use tower::BoxError;
 use tower::timeout::TimeoutLayer;
 use tower_redlock::RedlockLayer;
@@ -18,7 +19,7 @@ use tower_redlock::test_util::ScriptedNodes;
 use crate::sockets::server::{Counted, Server, TTL};
 
 /// Of the timeout layer. Who is to be served, is served at once.
-const LIMIT: Duration = Duration::from_millis(500);
+const LIMIT: Duration = ms(500);
 
 /// A server whose handler counts itself in `begun` and, told so by the request, never ends.
 async fn server(nodes: &ScriptedNodes, begun: &Arc<AtomicUsize>, wait: Duration) -> Server {
@@ -73,13 +74,6 @@ async fn timeout_of_a_waiter_leaves_the_queue() {
             assert_eq!(late.status, 504);
             assert_eq!(nodes.locks(), [1, 1, 1], "that of the guard");
         }
-        guard.release().await.unwrap();
-        server.serves_the_next().await;
-        server.ends_clean().await;
-        assert_eq!(
-            begun.load(Ordering::Relaxed),
-            1,
-            "no request waits any more"
-        );
+        server.has_no_waiter(guard, &begun, "late").await;
     }
 }

@@ -1,13 +1,13 @@
 //! WebSockets: the lock ends with the 101, unless the handler upgrades its handle for the socket's task.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::ws::{WebSocket, WebSocketUpgrade};
 use axum::http::Method;
 use axum::routing::get;
 use futures_util::{SinkExt, StreamExt};
+use support::ms;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::{Error, Message};
@@ -21,7 +21,7 @@ use crate::sockets::server::{PATIENCE, Server, send};
 async fn lock_of_a_protocol_upgrade_is_released_with_the_101() {
     let nodes = ScriptedNodes::new(3);
     for node in 0..3 {
-        let delay = Duration::from_millis(10);
+        let delay = ms(10);
         nodes.set_for(node, OpKind::Release, Gate::Slow(delay));
     }
     let handler = async |upgrade: WebSocketUpgrade| upgrade.on_upgrade(echo);

@@ -6,6 +6,8 @@ mod steps;
 
 use std::time::Duration;
 
+use support::{ms, secs};
+
 #[test]
 #[ignore = "it is the server process of the other tests, which they start and kill"]
 fn server_process() {
@@ -13,8 +15,8 @@ fn server_process() {
 }
 
 /// How long anything may take that must happen.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = secs(30);
 
-const POLL: Duration = Duration::from_millis(5);
+const POLL: Duration = ms(5);
 
 const KEY: &str = "idempotency-key";

@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream;
-use support::Cluster;
 use support::http::Client;
+use support::{Cluster, ms};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
@@ -227,9 +227,9 @@ const PAYMENTS: usize = 3;
 const AT_A_TIME: usize = 10;
 
 /// How soon a duplicate comes again.
-const RETRY: Duration = Duration::from_millis(50);
+const RETRY: Duration = ms(50);
 
 /// Short, because what a killed server held is waited for.
-const TTL: Duration = Duration::from_millis(400);
+const TTL: Duration = ms(400);
 
 const FEW: usize = 3;

@@ -15,13 +15,11 @@ use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::Request;
 use axum::routing::post;
-use axum::serve::ListenerExt;
 use http_body_util::BodyExt;
 use nix::sys::signal::Signal;
-use support::http::Response;
-use support::{ChildProcess, Deadline};
+use support::http::{Response, listen};
+use support::{ChildProcess, Deadline, ms, until_all_up};
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::net::TcpListener;
 use tokio::runtime;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
@@ -282,7 +280,7 @@ pub(crate) fn run() {
     let setup = Setup {
         urls: urls.split(',').map(str::to_owned).collect(),
         at_most_once: env::var(AT_MOST_ONCE).is_ok(),
-        ttl: Duration::from_millis(var(TTL_MS).parse().expect("a number")),
+        ttl: ms(var(TTL_MS).parse().expect("a number")),
         effects: var(EFFECTS).into(),
     };
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
@@ -293,10 +291,7 @@ pub(crate) fn run() {
 async fn serve(setup: &Setup) {
     let go = Arc::new(Semaphore::new(0));
     let app = app(setup, Arc::clone(&go)).await;
-    let listener = TcpListener::bind("127.0.0.1:0").await;
-    let listener = listener.expect("127.0.0.1 has a free port");
-    let addr = listener.local_addr().expect("a bound listener has one");
-    let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("TCP has it"));
+    let (listener, addr) = listen().await;
     println!("\n{LISTENING}{addr}");
     let orders = async {
         let mut orders = BufReader::new(tokio::io::stdin()).lines();
@@ -321,11 +316,7 @@ async fn app(setup: &Setup, go: Arc<Semaphore>) -> Router {
         .restart_guard(RestartGuard::Off)
         .build()
         .expect("the settings are valid");
-    let deadline = Deadline::after(PATIENCE);
-    while redlock.health().await.up() < setup.urls.len() {
-        assert!(!deadline.is_over(), "not all nodes are reached");
-        sleep(POLL).await;
-    }
+    until_all_up(&redlock, PATIENCE).await;
     let once = IdempotencyLayer::new(redlock, scope::public()).at_most_once(setup.at_most_once);
     let bank = Bank {
         effects: setup.effects.clone(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use support::http::{Client, Response};
-use support::{Cluster, Proxy, wait_until};
+use support::{Cluster, Proxy, ms, secs, wait_until};
 use tokio::task::JoinHandle;
 
 use crate::crashes::server::{Effects, Setup, Survivor, Told, Victim};
@@ -174,7 +174,7 @@ async fn record_of_a_killed_server_at_one_node_is_completed_or_outcome_unknown()
         } else {
             // Were the two others a majority before the first is heard, it would be done again: what a
             // minority has is not decided.
-            scene.slow.delay(Duration::from_millis(50));
+            scene.slow.delay(ms(50));
             scene.is_replayed().await;
         }
         assert_eq!(scene.executed(), 1);
@@ -204,4 +204,4 @@ async fn record_of_a_killed_server_at_a_majority_is_replayed_and_repaired() {
 }
 
 /// Longer than any of the tests takes: none is about renewals.
-const TTL: Duration = Duration::from_secs(4);
+const TTL: Duration = secs(4);

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use support::Random;
+use support::{Random, ms};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::{
     ExtendError, LockError, LockGuard, LockHandle, LostReason, Redlock, ReleaseError,
@@ -46,7 +45,7 @@ impl Client {
         while !self.world.is_over.load(Ordering::Relaxed) {
             match self.acquire().await {
                 Some(held) => self.hold(held).await,
-                None => sleep(self.random.up_to(Duration::from_millis(20))).await,
+                None => sleep(self.random.up_to(ms(20))).await,
             }
         }
     }
@@ -61,12 +60,12 @@ impl Client {
         if shares {
             request = request.shared();
         }
-        request = request.wait(Duration::from_millis(wait)).ttl(ttl);
+        request = request.wait(ms(wait)).ttl(ttl);
         if self.random.is_one_in(20) {
             request = request.max_hold(TTL / 2);
         }
         let outcome = if self.random.is_one_in(5) {
-            let patience = self.random.up_to(Duration::from_millis(30));
+            let patience = self.random.up_to(ms(30));
             let Ok(outcome) = timeout(patience, request).await else {
                 self.world.count("refused", "none: given up by the caller");
                 return None;
@@ -117,7 +116,7 @@ impl Client {
             10..20 => 50,
             _ => 5,
         };
-        let until = Instant::now() + self.random.up_to(Duration::from_millis(length));
+        let until = Instant::now() + self.random.up_to(ms(length));
         // Goes on without its lock, as a process does that was paused and has not noticed.
         let stubborn = self.random.is_one_in(2);
         let mut extensions = self.random.one_of(&[0, 0, 1, 3]);
@@ -136,7 +135,7 @@ impl Client {
                 extensions -= 1;
                 self.extend(&held).await;
             }
-            sleep(left.min(self.random.up_to(Duration::from_millis(10)))).await;
+            sleep(left.min(self.random.up_to(ms(10)))).await;
         }
         self.work(&mut held);
         let Held { guard, record, .. } = held;

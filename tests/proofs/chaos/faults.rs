@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use support::{Cluster, Proxy, Random, RedisServer};
+use support::{Cluster, Proxy, Random, RedisServer, ms, secs};
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::deadpool_redis::Config;
@@ -117,13 +117,10 @@ impl World {
             builder
                 .traces(&traces[number])
                 .ttl(TTL)
-                .node_timeout(Duration::from_millis(100))
+                .node_timeout(ms(100))
                 .restart_guard(RestartGuard::For(WINDOW))
                 // Soon there when a key seems to be free, as it is on a node that forgot it.
-                .retry(Retry::new(
-                    Duration::from_millis(5),
-                    Duration::from_millis(50),
-                ))
+                .retry(Retry::new(ms(5), ms(50)))
                 // Some holders outstay their locks, and then only the storage stops them.
                 .renew(number % 2 == 0)
                 .build()
@@ -151,7 +148,7 @@ impl World {
             let client = Client::new(&self, seed, number, reads);
             clients.spawn(client.run());
         }
-        let until = Instant::now() + Duration::from_secs(seconds);
+        let until = Instant::now() + secs(seconds);
         let plan = Arc::new(Mutex::new(Plan::new(seed)));
         let mut breakers = JoinSet::new();
         for _ in 0..MINORITY {
@@ -189,7 +186,7 @@ impl World {
                 return;
             }
             assert!(took < TTL + NOISE, "still locked after {took:?}: {left:?}");
-            sleep(Duration::from_millis(5)).await;
+            sleep(ms(5)).await;
         }
     }
 
@@ -213,11 +210,11 @@ impl World {
         let admitted = async {
             for redlock in &self.instances {
                 while redlock.health().await.nodes[node].state != NodeState::Up {
-                    sleep(Duration::from_millis(50)).await;
+                    sleep(ms(50)).await;
                 }
             }
         };
-        let in_time = timeout(Duration::from_secs(30), admitted).await;
+        let in_time = timeout(secs(30), admitted).await;
         in_time.expect("a node that works again is admitted again");
     }
 
@@ -236,7 +233,7 @@ impl World {
             if is_bare {
                 return;
             }
-            sleep(Duration::from_millis(10)).await;
+            sleep(ms(10)).await;
         }
     }
 
@@ -339,8 +336,8 @@ impl Plan {
         Fault {
             kind: self.kinds.swap_remove(card),
             node: self.random.index(NODES),
-            lasts: self.random.up_to(Duration::from_secs(1)),
-            pause: self.random.up_to(Duration::from_millis(200)),
+            lasts: self.random.up_to(secs(1)),
+            pause: self.random.up_to(ms(200)),
         }
     }
 }
@@ -381,9 +378,9 @@ pub(crate) const KINDS: [Kind; 6] = [
 ];
 
 /// Short, so that locks expire and are renewed, and nodes are admitted again, often.
-pub(crate) const TTL: Duration = Duration::from_secs(1);
+pub(crate) const TTL: Duration = secs(1);
 
-pub(crate) const WINDOW: Duration = Duration::from_secs(2);
+pub(crate) const WINDOW: Duration = secs(2);
 
 /// What a busy machine may add.
-pub(crate) const NOISE: Duration = Duration::from_secs(1);
+pub(crate) const NOISE: Duration = secs(1);

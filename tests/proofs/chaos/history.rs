@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use histories::Hold;
+use support::ms;
 use tokio::time::Instant;
 use tower_redlock::LockHandle;
 use tower_redlock::test_util::Traces;
@@ -321,7 +322,7 @@ pub(crate) fn record(
     token: u64,
     [begun, granted, valid]: [u64; 3],
 ) -> Record {
-    let at = |ms| epoch + Duration::from_millis(ms);
+    let at = |millis| epoch + ms(millis);
     Record {
         keys,
         token: Some(token),

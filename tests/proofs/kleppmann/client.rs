@@ -12,7 +12,7 @@ use std::process::ChildStdin;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use support::ChildProcess;
+use support::{ChildProcess, ms, secs};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::runtime;
 use tokio::time::{Instant, sleep};
@@ -291,7 +291,7 @@ async fn obey(mut worker: Worker) {
 impl Worker {
     fn new(name: String) -> Self {
         let var = |name| env::var(name).expect("the client was started with it");
-        let millis = |name| Duration::from_millis(var(name).parse().expect("a number"));
+        let millis = |name| ms(var(name).parse().expect("a number"));
         let (ttl, guard) = (millis(TTL_MS), millis(GUARD_MS));
         let guard = match guard {
             Duration::ZERO => RestartGuard::Off,
@@ -301,11 +301,8 @@ impl Worker {
             .urls(var(URLS).split(','))
             .ttl(ttl)
             // Long, because a busy machine makes healthy nodes late.
-            .node_timeout((ttl / 2).min(Duration::from_millis(500)))
-            .retry(Retry::new(
-                Duration::from_millis(1),
-                Duration::from_millis(8),
-            ))
+            .node_timeout((ttl / 2).min(ms(500)))
+            .retry(Retry::new(ms(1), ms(8)))
             .restart_guard(guard)
             .build()
             .expect("the settings are valid");
@@ -321,7 +318,7 @@ impl Worker {
     async fn obey(&mut self, order: &str) -> String {
         let (order, argument) = order.split_once(' ').unwrap_or((order, "0"));
         let argument: u32 = argument.parse().expect("arguments are numbers");
-        let time = Duration::from_millis(argument.into());
+        let time = ms(argument.into());
         match order {
             "up" => self.wait_until_up(argument).await,
             "lock" => self.keep_trying(time).await,
@@ -348,7 +345,7 @@ impl Worker {
             if Instant::now() >= deadline {
                 return format!("! {nodes} nodes are not up: {health:?}");
             }
-            sleep(Duration::from_millis(10)).await;
+            sleep(ms(10)).await;
         }
     }
 
@@ -370,7 +367,7 @@ impl Worker {
             if Instant::now() >= deadline {
                 return format!("refused {contended} {unavailable}");
             }
-            sleep(Duration::from_millis(2)).await;
+            sleep(ms(2)).await;
         }
     }
 
@@ -406,7 +403,7 @@ impl Worker {
             tokio::select! {
                 biased;
                 _ = &mut lost => return format!("{} {promised}", now()),
-                () = sleep(Duration::from_millis(5)) => {}
+                () = sleep(ms(5)) => {}
             }
         }
     }
@@ -428,10 +425,10 @@ impl Worker {
             };
             let note = format!("has {} {}", self.name, token(&guard));
             self.storage.note(&note);
-            sleep(Duration::from_millis(1)).await;
+            sleep(ms(1)).await;
             // What is not confirmed in time is released all the same.
             guard.release().await.ok();
-            sleep(Duration::from_millis(3)).await;
+            sleep(ms(3)).await;
         }
         "done".into()
     }
@@ -469,4 +466,4 @@ const STORAGE: &str = "KLEPPMANN_STORAGE";
 const TTL_MS: &str = "KLEPPMANN_TTL_MS";
 const GUARD_MS: &str = "KLEPPMANN_GUARD_MS";
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = secs(40);

@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use support::secs;
+
 /// The wall clock of the processes that are started with its environment.
 ///
 /// A library of our own that is preloaded into them, not libfaketime: Debian's redis-server, with
@@ -103,4 +105,4 @@ fn micros(duration: Duration) -> i64 {
 }
 
 /// By how much the clocks of two clients differ.
-pub(crate) const SKEW: Duration = Duration::from_secs(5);
+pub(crate) const SKEW: Duration = secs(5);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use support::{Cluster, MonitorLog, Proxy, secs};
+use support::{Cluster, MonitorLog, secs};
 
 use crate::kleppmann::client::Client;
 #[cfg(target_os = "linux")]
@@ -38,9 +38,7 @@ impl Cost {
 /// what it costs that a node is out of the first one's reach and knows lower fences than the others.
 async fn share_a_key(clocks: &str, two_envs: &[(&str, &str)]) -> Cost {
     let (cluster, storage) = (Cluster::start(3), Storage::start());
-    let wire = Proxy::start(cluster.servers[A].addr()).await;
-    let mut urls = cluster.urls();
-    urls[A] = wire.url();
+    let (wire, urls) = cluster.behind_proxy(A).await;
     let setup = unguarded(LONG_TTL);
     let one = Client::start("one", &urls, setup, &storage, &[]);
     let two = Client::start("two", &cluster.urls(), setup, &storage, two_envs);

@@ -34,10 +34,8 @@ struct ThreeNodes {
 impl ThreeNodes {
     async fn start(setup: Setup, two_envs: &[(&str, &str)]) -> Self {
         let (cluster, storage) = (Cluster::start(3), Storage::start());
-        let wire = Proxy::start(cluster.servers[C].addr()).await;
+        let (wire, urls) = cluster.behind_proxy(C).await;
         wire.black_hole();
-        let mut urls = cluster.urls();
-        urls[C] = wire.url();
         let one = Client::start("one", &urls, setup, &storage, &[]);
         let two = Client::start("two", &cluster.urls(), setup, &storage, two_envs);
         one.wait_until_up(2);

@@ -129,12 +129,9 @@ async fn clock_jump_on_one_node_gives_two_holders_and_the_storage_obeys_the_late
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replies_after_the_ttl_grant_no_lock() {
-    const DELAY: Duration = Duration::from_millis(1_500);
+    const DELAY: Duration = ms(1_500);
     let (ttl, cluster) = (ms(300), Cluster::start(3));
-    let mut wires = Vec::new();
-    for server in &cluster.servers {
-        wires.push(Proxy::start(server.addr()).await);
-    }
+    let wires = cluster.proxies().await;
     let late = unguarded_redlock(wires.iter().map(Proxy::url).collect(), secs(5)).await;
     let other = unguarded_redlock(cluster.urls(), ms(500)).await;
     // A client that counts grants and does not look at the time.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::{Deadline, RedisServer, ms, secs};
+use support::{Deadline, RedisServer, secs, until_all_up};
 use tower_redlock::{Redlock, RestartGuard};
 
 use crate::kleppmann::client::{Acquired, Setup, Written};
@@ -21,17 +21,10 @@ pub(crate) const fn guarded(ttl: Duration, window: Duration) -> Setup {
 
 /// Returns a lock service of this process that is connected to all its nodes.
 pub(crate) async fn unguarded_redlock(urls: Vec<String>, node_timeout: Duration) -> Redlock {
-    let nodes = urls.len();
     let builder = Redlock::builder().urls(urls).node_timeout(node_timeout);
     let redlock = builder.restart_guard(RestartGuard::Off).build();
     let redlock = redlock.expect("the settings are valid");
-    let up = async {
-        while redlock.health().await.up() < nodes {
-            tokio::time::sleep(ms(10)).await;
-        }
-    };
-    let in_time = tokio::time::timeout(PATIENCE, up).await;
-    in_time.expect("all nodes are reached");
+    until_all_up(&redlock, PATIENCE).await;
     redlock
 }
 

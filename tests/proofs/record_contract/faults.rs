@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::{Deadline, MonitorLog, ScriptNode};
+use support::{Deadline, MonitorLog, ScriptNode, assert_matches, secs};
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{OwnerToken, Record};
@@ -137,8 +137,8 @@ fn quarantined_node_grants_no_lock_and_still_releases_and_records() {
             let known = pair.store.admit(&random, "run", Duration::ZERO);
             pair.node.call(&["SET", GENERATION, known.as_str()]);
             let mut ask = |op| pair.ask_in(&known, &command(1, intents, op), "guarded");
-            assert!(matches!(ask(acquire(1).op), Reply::Granted(_)));
-            assert!(matches!(ask(confirm(9)), Reply::At(_)));
+            assert_matches!(ask(acquire(1).op), Reply::Granted(_));
+            assert_matches!(ask(confirm(9)), Reply::At(_));
             if lost {
                 pair.forget();
             }
@@ -195,7 +195,7 @@ fn full_node_keeps_no_record_and_no_partial_write() {
     full(&mut node, true);
     for op in [Op::Look, acquire(2).op, keep(2), all_ops(2)[5].clone()] {
         let reply = ask(&mut node, 2, op.clone());
-        assert!(matches!(reply, Ok(Reply::Done { .. })), "{op:?}: {reply:?}");
+        assert_matches!(reply, Ok(Reply::Done { .. }), "{op:?}");
     }
 }
 
@@ -262,7 +262,7 @@ fn ten_thousand_kibibyte_records_take_little_memory_and_expire() {
         end
         return #keys";
     node.call(&["EVAL", soon, "0"]);
-    let deadline = Deadline::after(Duration::from_secs(15));
+    let deadline = Deadline::after(secs(15));
     // No request touches them: the server expires them by itself.
     while node.call(&["DBSIZE"]).as_int() != Some(0) {
         assert!(deadline.pause(), "records are there for ever");

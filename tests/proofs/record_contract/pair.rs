@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::ScriptNode;
+use support::{ScriptNode, secs};
 use tokio::time::Instant;
 use tower_redlock::protocol::Store;
 use tower_redlock::protocol::admission::Generation;
@@ -112,4 +112,4 @@ fn are_same(ours: &Reply, theirs: &Reply) -> bool {
 }
 
 /// Well below the step of all times, and well above what a busy machine takes.
-const TOLERANCE: Duration = Duration::from_secs(20);
+const TOLERANCE: Duration = secs(20);

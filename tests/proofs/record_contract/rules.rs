@@ -1,7 +1,6 @@
 //! The rules of records, one by one, and secrets that no reply may contain.
 
-use std::time::Duration;
-
+use support::{assert_matches, ms};
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::Record;
 use tower_redlock::protocol::message::{Op, Reply};
@@ -87,7 +86,7 @@ fn key_is_granted_after_the_end_of_its_record_however_a_node_got_it() {
             }
             pair.pass(STEP * 5);
             let granted = pair.ask(&acquire(3), how);
-            assert!(matches!(granted, Reply::Granted(_)), "{how}: {granted:?}");
+            assert_matches!(granted, Reply::Granted(_), "{how}");
         }
     }
 }
@@ -116,7 +115,7 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_key() {
         pair.ask(&command(1, INTENTS, op), what);
         let left = pair.node.call(&["PTTL", &name_of("fence")]);
         let left = u64::try_from(left.as_int().unwrap()).expect("it has an end");
-        let late = retention.abs_diff(Duration::from_millis(left));
+        let late = retention.abs_diff(ms(left));
         assert!(late < STEP / 5, "{what}: {left} ms");
     };
     ask(Some(5), 0, 30, false, "granted");

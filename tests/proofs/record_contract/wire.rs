@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::{self, ScriptNode};
+use support::{self, ScriptNode, secs};
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{
@@ -292,9 +292,9 @@ pub(crate) fn record(id: u8, len: usize) -> Record {
 }
 
 /// All times are multiples of this, so that a difference in an expiry is no matter of speed.
-pub(crate) const STEP: Duration = Duration::from_secs(100);
-pub(crate) const TTL: Duration = Duration::from_secs(300);
-pub(crate) const INTENTS: Option<Duration> = Some(Duration::from_secs(4_000));
+pub(crate) const STEP: Duration = secs(100);
+pub(crate) const TTL: Duration = secs(300);
+pub(crate) const INTENTS: Option<Duration> = Some(secs(4_000));
 
 /// The owner that does not tell what it asks for.
 pub(crate) const PLAIN: u8 = 4;
