@@ -34,6 +34,7 @@ impl ChildProcess {
     }
 
     /// Starts an example on a free port, and waits for a line that it prints.
+    #[track_caller]
     pub fn serve(example: &str, envs: &[(&str, &str)], line: &str) -> (Self, SocketAddr) {
         let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let listen = addr.to_string();
