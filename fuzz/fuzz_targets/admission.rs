@@ -31,10 +31,10 @@ fuzz_target!(|data: &[u8]| {
             continue;
         };
         let info = String::from_utf8_lossy(info);
-        assert_eq!(last(&info, "role"), Some("master"), "{info}");
-        let run_id = last(&info, "run_id").expect("a server without a run id is refused");
+        assert_eq!(first(&info, "role"), Some("master"), "{info}");
+        let run_id = first(&info, "run_id").expect("a server without a run id is refused");
         if left.is_zero() {
-            let uptime = last(&info, "uptime_in_seconds").and_then(|text| text.parse().ok());
+            let uptime = first(&info, "uptime_in_seconds").and_then(|text| text.parse().ok());
             let uptime: u64 = uptime.expect("a server without an uptime is refused");
             assert!(uptime > WINDOW.as_secs(), "{uptime} s");
             let generation = String::from_utf8_lossy(generation).into_owned();
@@ -67,13 +67,10 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// Returns the value of the last line with a name.
-fn last<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    let pairs = info.lines().filter_map(|line| line.split_once(':'));
-    pairs
-        .filter(|(found, _)| *found == name)
-        .last()
-        .map(|pair| pair.1)
+/// Returns the value of the first line with a name.
+fn first<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    let mut pairs = info.lines().filter_map(|line| line.split_once(':'));
+    pairs.find(|(found, _)| *found == name).map(|pair| pair.1)
 }
 
 fn micros_of(seconds: &[u8], micros: &[u8]) -> u128 {

@@ -41,6 +41,7 @@ fuzz_target!(|data: &[u8]| {
     let all: LockKeys = parts.iter().map(|part| LockKey::from(*part)).collect();
     let is_shared = matches!(op, Op::Shared(_));
     let is_of_operator = matches!(op, Op::Inspect | Op::Revoke { .. });
+    let is_of_record = matches!(op, Op::TopUp { .. } | Op::Look | Op::Fetch);
     let with_shared = |name| match is_shared || is_of_operator {
         true => namespace.with_shared(name),
         false => name,
@@ -51,7 +52,7 @@ fuzz_target!(|data: &[u8]| {
         for expected in names.iter().flat_map(|name| named(name, &op)) {
             assert!(arguments.contains(&expected));
         }
-        assert!(is_of_operator || arguments.contains(&owner(1)));
+        assert!(is_of_operator || is_of_record || arguments.contains(&owner(1)));
     }
 
     // One slot of each key: the others are among the arguments of an acquisition only.
@@ -59,6 +60,7 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(slots) = namespace.slot_names(&all, count, sha256)
         && !is_shared
         && !is_of_operator
+        && !is_of_record
     {
         for names in &slots {
             let arguments = arguments(&check.encode(&[request(names, &op, 1)]));
@@ -99,7 +101,7 @@ fuzz_target!(|data: &[u8]| {
         for expected in &expected {
             assert!(alone.contains(expected));
         }
-        assert!(expected.is_empty() || is_of_operator || alone.contains(&owner(number)));
+        assert!(is_of_record || is_of_operator || alone.contains(&owner(number)));
     }
     let may_share = requests
         .windows(2)
@@ -155,7 +157,7 @@ fn named(name: &KeyNames, op: &Op) -> Vec<Vec<u8>> {
         Op::Shared(SharedOp::Confirm { .. } | SharedOp::Release) => vec![lock, readers()],
         Op::Shared(SharedOp::Announce { .. }) => vec![lock, writer()],
         Op::Shared(SharedOp::Withdraw) => vec![writer()],
-        Op::TopUp { .. } | Op::Look | Op::Fetch if name.record.is_some() => Vec::new(),
+        Op::TopUp { .. } | Op::Look | Op::Fetch => Vec::new(),
         Op::Inspect => vec![lock, readers(), name.fence.to_vec()],
         Op::Revoke { .. } => vec![lock, readers()],
         _ => vec![lock],

@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Request};
+use http::{HeaderValue, Method, Request};
 use libfuzzer_sys::fuzz_target;
 use tower_redlock::{BufferedBody, KeyError, KeyExtractor, LockKey, LockKeys, key};
 use tower_redlock_fuzz::first_line;
@@ -25,6 +25,8 @@ fuzz_target!(|data: &[u8]| {
         let (parts, ()) = request.clone().into_parts();
         compare(&key::query("id").extract(&parts), query.as_bytes());
     }
+    // The key of a form that is sent by GET is in the query string.
+    *request.method_mut() = Method::POST;
     let body = BufferedBody(Bytes::copy_from_slice(form));
     request.extensions_mut().insert(body);
     let Ok(content_type) = HeaderValue::from_bytes(content_type) else {
