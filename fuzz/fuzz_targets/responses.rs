@@ -1,8 +1,8 @@
 //! Responses as they are recorded. The first line chooses the codec and a byte, and the status, the headers, the
 //! trailers and the body follow.
 //!
-//! The response that is replayed is the one that was recorded, without the headers of its connection. An encrypted
-//! record is not read after any change of one byte, nor for another request.
+//! The response that is replayed is the one that was recorded, without the headers of its connection and without
+//! cookies. An encrypted record is not read after any change of one byte, nor for another request.
 
 #![no_main]
 
@@ -71,7 +71,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// Removes the headers that belong to a connection, and the date.
+/// Removes the headers that belong to a connection, the date, and cookies.
 fn kept(mut headers: HeaderMap) -> HeaderMap {
     let options: Vec<HeaderName> = headers
         .get_all(CONNECTION)
@@ -90,6 +90,7 @@ fn kept(mut headers: HeaderMap) -> HeaderMap {
         "proxy-authenticate",
         "proxy-authorization",
         "proxy-connection",
+        "set-cookie",
         "te",
         "trailer",
         "transfer-encoding",

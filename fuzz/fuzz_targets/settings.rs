@@ -24,6 +24,10 @@ fuzz_target!(|data: &[u8]| {
     let [urls, moving_to] =
         [urls, moving_to].map(|urls| String::from_utf8_lossy(urls).replace('$', PASSWORD));
     let setting = String::from_utf8_lossy(setting);
+    // Others may be shown.
+    if setting.contains(PASSWORD) {
+        return;
+    }
     let (name, value) = setting.split_once('=').unwrap_or((&setting, ""));
     let other = format!("REDLOCK_{name}");
 
