@@ -73,7 +73,7 @@ fn vote(op: &Op, is_slot: bool, value: &Value) -> Answer {
         Reply::At(number) => is_confirm && is_number(*number),
         Reply::Held { .. } => is_acquire,
         Reply::HeldShared { .. } | Reply::Intended => is_alone,
-        Reply::HeldSlot { .. } => is_alone && is_slot,
+        Reply::HeldSlot { .. } => is_acquire && is_slot,
         Reply::Seen(seen) => {
             let has_holder = seen.mark.is_some() || seen.state == KeyState::Free;
             let fence = seen.fence.unwrap_or_default();
