@@ -116,8 +116,8 @@ macro_rules! node_setters {
             /// The pool's own timeouts apply when a connection opens, the node timeout to every request on it.
             ///
             /// A [`url`](Self::url) or a [`pool_config`](Self::pool_config) is faster, because redis-rs drives each
-            /// connection of the pool in a separate task. It also [wakes](crate::RedlockBuilder::wait) the waiters of this process, for
-            /// which the address of the server must be known.
+            /// connection of the pool in a separate task. It also wakes the waiters of this process when other processes release
+            /// their locks, for which the address of the server must be known.
             #[cfg(feature = "redis")]
             pub fn pool(self, pool: deadpool_redis::Pool) -> Self {
                 self.with_source(Source::Pool(pool))
