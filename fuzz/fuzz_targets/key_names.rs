@@ -15,9 +15,9 @@ use tower_redlock_fuzz::{expanded, first_line, sha256};
 
 fuzz_target!(|data: &[u8]| {
     let (namespace, keys) = first_line(data);
-    let namespace = String::from_utf8_lossy(namespace);
-    let Some(namespace) = Namespace::new(&namespace) else {
-        assert!(namespace.contains(['{', '}']));
+    let prefix = String::from_utf8_lossy(namespace);
+    let Some(namespace) = Namespace::new(&prefix) else {
+        assert!(prefix.contains(['{', '}']));
         return;
     };
     let mut keys = keys.splitn(2, |byte| *byte == 0);
@@ -38,7 +38,7 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(shared, None);
     }
     // In the empty namespace, the lock has the name that another client would use, whatever its braces mean there.
-    let has_tag = match namespace.as_str() {
+    let has_tag = match &*prefix {
         "" => !one.iter().any(|byte| b"{}".contains(byte)),
         _ => !one.starts_with(b"}"),
     };

@@ -299,6 +299,28 @@ mod tests {
         assert_eq!(encrypted, Err(UNKNOWN_KEY));
     }
 
+    #[cfg(feature = "encryption")]
+    #[test]
+    fn an_encrypted_record_is_bound_to_its_execution_fingerprint_and_key() {
+        let codec = Codec {
+            keys: Some(RecordKeys::new(1, &[1; 32])),
+            ..Codec::default()
+        };
+        let [resource, other] = ["key", "other"].map(LockKey::from);
+        let executions = [[1; 16], [2; 16]].map(ExecutionId::from_random);
+        let fingerprints = [[1; 32], [2; 32]].map(Fingerprint::from_digest);
+        let written = bound_to(&resource, &executions[0], &fingerprints[0]);
+        let rest = codec.write(written, RESPONSE.to_vec());
+        assert_eq!(read_by(&codec, written, &rest), Ok(RESPONSE.into()));
+        for moved in [
+            bound_to(&other, &executions[0], &fingerprints[0]),
+            bound_to(&resource, &executions[1], &fingerprints[0]),
+            bound_to(&resource, &executions[0], &fingerprints[1]),
+        ] {
+            assert_eq!(read_by(&codec, moved, &rest), Err(FORGED));
+        }
+    }
+
     #[cfg(feature = "compression")]
     #[test]
     fn compress_above_compresses_a_record_that_gets_smaller() {

@@ -95,12 +95,6 @@ impl Namespace {
         (!ambiguous).then(|| Self(name.into()))
     }
 
-    /// Returns the namespace.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// Returns the key of a node's generation; no lock or fence has this name.
     #[must_use]
     pub fn generation(&self) -> Arc<[u8]> {
