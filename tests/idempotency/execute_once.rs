@@ -275,6 +275,23 @@ async fn a_record_on_a_minority_is_undecided_while_a_majority_is_silent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn wait_goes_on_while_the_result_is_being_recorded() {
+    let (nodes, executor, counter) = scene();
+    (1..3).for_each(|node| nodes.set_for(node, OpKind::Record, Gate::Slow(SECOND / 50)));
+    let duplicates = async {
+        // One node has the record, and the others hold the key for the execution.
+        sleep(SECOND / 100).await;
+        let other = redlock(&nodes);
+        let undecided = counter.run(other.once("k")).await;
+        assert_eq!(undecided, Err(OnceError::Undecided));
+        counter.run(other.once("k").wait(SECOND)).await
+    };
+    let (executed, replayed) = tokio::join!(counter.run(executor.once("k")), duplicates);
+    assert_eq!(executed, Ok(Outcome::Executed(1)));
+    assert_eq!(replayed, Ok(Outcome::Replayed(1)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_quorum_and_drain_are_lock_errors() {
     let (nodes, redlock, counter) = scene();
     (0..2).for_each(|node| nodes.set(node, Gate::Down));

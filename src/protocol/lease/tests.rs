@@ -61,6 +61,9 @@ fn numbers_that_differ_are_raised_to_the_highest() {
     world.serve(second, &[0, 1]);
     // Node 0 has a higher fence now.
     assert_eq!(world.callers[second].number(), None);
+    // Any answer may decide now, also a late grant of that number.
+    let any = Awaited::default();
+    assert_eq!(world.callers[second].lease.awaited(), Some(any));
     world.serve(second, &[1]);
     assert_eq!(world.callers[second].number(), Some(10));
 }
