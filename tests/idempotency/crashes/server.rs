@@ -127,7 +127,7 @@ pub(crate) enum Told {
     Unknown,
     /// Nothing is decided: 409 `request-in-progress`.
     Contended,
-    /// Too few nodes were in time.
+    /// Too few nodes were in time, or the server itself was not: on a busy machine an execution loses its lock.
     Unavailable,
 }
 
@@ -165,7 +165,7 @@ impl Told {
             200 => Self::Paid { body, replayed },
             409 if has("outcome-unknown") => Self::Unknown,
             409 if has("request-in-progress") => Self::Contended,
-            503 if has("lock-unavailable") || has("lock-expired") => Self::Unavailable,
+            503 if LATE.iter().any(|code| has(code)) => Self::Unavailable,
             _ => panic!("{status} {body}"),
         }
     }
@@ -331,6 +331,8 @@ async fn app(setup: &Setup, go: Arc<Semaphore>) -> Router {
 }
 
 const REPLAYED: &str = "idempotency-replayed";
+/// The codes of refusals for want of time.
+const LATE: [&str; 3] = ["lock-unavailable", "lock-expired", "lock-lost"];
 
 const URLS: &str = "CRASHES_URLS";
 const TTL_MS: &str = "CRASHES_TTL_MS";
