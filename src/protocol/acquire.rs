@@ -335,6 +335,22 @@ impl AcquireRound {
         self.refused
     }
 
+    /// Returns the silent nodes that would break a tie: a majority has voted, for this attempt and for others, and none of them
+    /// has a majority without these nodes.
+    #[must_use]
+    pub fn tie_breakers(&self) -> NodeSet {
+        let voted = self.granted.union(self.refused).len();
+        let is_tie = self.step == 0
+            && !self.is_recorded()
+            && !self.granted.is_empty()
+            && !self.refused.is_empty()
+            && voted >= self.quorum.majority();
+        match is_tie {
+            true => self.unanswered,
+            false => NodeSet::default(),
+        }
+    }
+
     /// Looks for a record in an answer, of which the step of the lock is this one.
     fn with_records(&mut self, step: AcquireStep, node: usize, answer: &Answer) -> AcquireStep {
         let Some(records) = &mut self.records else {

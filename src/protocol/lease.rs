@@ -306,6 +306,15 @@ impl Lease {
         matches!(self.stage, LifeStage::Acquiring(_))
     }
 
+    /// Returns the silent nodes that would break a tie between this acquisition and others.
+    #[must_use]
+    pub fn tie_breakers(&self) -> NodeSet {
+        match &self.stage {
+            LifeStage::Acquiring(acquiring) => acquiring.round.tie_breakers(),
+            _ => NodeSet::default(),
+        }
+    }
+
     /// Returns whether an extension is under way.
     #[must_use]
     pub fn is_extending(&self) -> bool {

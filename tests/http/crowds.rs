@@ -6,7 +6,7 @@ use axum::extract::Path;
 use axum::routing::any;
 use http::{Method, Request, StatusCode};
 use support::{Answer, Executed, ms, once, redlock, secs, set_all, three_nodes};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockKeys, LockResource, Locked, OnUnavailable, Redlock, RedlockLayer, key};
@@ -24,7 +24,7 @@ impl LockResource for Page {
 async fn locked(_: Locked<Path<Page>>) {}
 
 /// Returns all ways to lock a request, and the status of a refusal for a held key.
-fn apps(redlock: &Redlock) -> [(&'static str, Router, u16); 6] {
+fn apps(redlock: &Redlock) -> Vec<(&'static str, Router, u16)> {
     let layer = || RedlockLayer::new(redlock.clone(), ("page", key::path("id")));
     let handler = || any(async || sleep(ms(50)).await);
     let routed = |layer: RedlockLayer| Router::new().route("/pages/{id}", handler().layer(layer));
@@ -32,7 +32,7 @@ fn apps(redlock: &Redlock) -> [(&'static str, Router, u16); 6] {
     let shared = layer().shared_methods([Method::GET]);
     let extracted = Router::new().route("/pages/{id}", any(locked));
     let idempotent = Router::new().route("/pages/{id}", handler().layer(once(redlock)));
-    [
+    vec![
         ("layer", routed(layer()), 423),
         ("layer that waits", routed(waiting), 423),
         ("shared methods", routed(shared), 423),
@@ -113,4 +113,36 @@ async fn on_unavailable_proceed_lets_the_whole_crowd_proceed() {
         assert_eq!(answer.status, 200);
     }
     assert_eq!(executed.count(), 16);
+}
+
+/// Each of two services is nearer to one of the two nodes that work, so their votes are split, and the silent node would have
+/// to decide.
+#[tokio::test(start_paused = true)]
+async fn crowds_at_two_services_beside_a_silent_node_have_a_winner() {
+    for third in [Gate::Never, Gate::Down, Gate::Slow(ms(60))] {
+        for kind in [0, 5] {
+            for _ in 0..20 {
+                let nodes = ScriptedNodes::new(3);
+                nodes.set(2, third);
+                let mut answers = JoinSet::new();
+                for near in 0..2 {
+                    nodes.set(near, Gate::Slow(ms(1)));
+                    nodes.set(1 - near, Gate::Slow(ms(3)));
+                    let (_, app, _) = apps(&redlock(&nodes)).swap_remove(kind);
+                    answers.spawn(async move { crowd(&app).await });
+                    // It asks its nodes before they change.
+                    for _ in 0..50 {
+                        yield_now().await;
+                    }
+                }
+                let answers = answers.join_all().await.concat();
+                let granted = answers.iter().filter(|answer| answer.status == 200);
+                assert!(
+                    granted.count() > 0,
+                    "{third:?}, {kind}: {}",
+                    answers[0].code()
+                );
+            }
+        }
+    }
 }

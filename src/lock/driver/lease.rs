@@ -22,7 +22,7 @@ use crate::node::{Job, Node, NodeFailure, Packet, Vote, VoteReceiver, next_propo
 use crate::protocol::acquire::{Refusal, RefusalKind};
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
-use crate::protocol::lease::{Event, Input, Lease, LeaseSpec};
+use crate::protocol::lease::{Event, Input, Lease, LeaseSpec, TICK};
 use crate::protocol::message::{Answer, Command, Op, Reply};
 use crate::protocol::{FencingToken, Few, KeyNames, NodeSet, OwnerToken};
 
@@ -44,6 +44,8 @@ pub(super) struct Driver {
     /// The request of that extension or release.
     decision: u32,
     timer: Option<Pin<Box<Sleep>>>,
+    /// Until when nodes may break a tie, since there is one.
+    tie_ends: Option<Duration>,
     /// The places of the keys in the queue, which know the processes that wait for each key.
     places: Few<Arc<Place>>,
     /// A read under way.
@@ -82,6 +84,7 @@ impl Driver {
             failures: None,
             decision: 0,
             timer: None,
+            tie_ends: None,
             places: places.clone(),
             read: None,
             #[cfg(feature = "test-util")]
@@ -227,6 +230,7 @@ impl Driver {
                 self.on_vote(vote, self.origin.elapsed());
             // Without a time, the lease waits for its holders only.
             } else if let Some(due) = self.lease.poll_timeout() {
+                let due = due.min(self.tie_ends());
                 let due = self.instant(due);
                 ready!(poll_timer(&mut self.timer, due, context));
                 let now = self.origin.elapsed();
@@ -243,6 +247,18 @@ impl Driver {
                 return Poll::Ready(event);
             }
         }
+    }
+
+    /// Returns until when to wait for nodes that would break a tie. Each of the callers keeps the others from the key while it
+    /// waits for them, so that with a node that hangs all of them would fail: such a node gets as long again as the others took.
+    fn tie_ends(&mut self) -> Duration {
+        if self.lease.tie_breakers().is_empty() {
+            return Duration::MAX;
+        }
+        let elapsed = self.origin.elapsed();
+        *self
+            .tie_ends
+            .get_or_insert_with(|| elapsed + elapsed.max(TICK))
     }
 
     /// Takes the votes that have arrived. The time may be before the last of them, because the lease is decided.
@@ -293,11 +309,23 @@ impl Driver {
             false => cluster.settings.node_timeout,
         };
         let number = self.lease.number();
-        for node in self.lease.overdue(now).iter() {
+        let given_up = match self.tie_ends.is_some_and(|end| end <= now) {
+            true => self.lease.tie_breakers(),
+            false => NodeSet::default(),
+        };
+        for node in self.lease.overdue(now).union(given_up).iter() {
             let failure = cluster.timed_out(node, after);
             self.failures_of(number).insert(node, failure);
         }
         self.tell();
+        for node in given_up.iter() {
+            let answer = Answer::Failed;
+            self.handle(Input::Answered {
+                node,
+                number,
+                answer,
+            });
+        }
         self.handle(Input::TimedOut);
     }
 
