@@ -83,7 +83,7 @@ impl Group {
             let now = Instant::now();
             // `None` once it is over, and for a caller that does not wait.
             let deadline = Some(wait.deadline).filter(|deadline| now < *deadline);
-            let error = place.failed_since(failures, &spec.keys, access, is_execution);
+            let error = place.failed_since(failures, &spec.keys, access, spec.lease.once);
             let shares = |error: &LockError| match error {
                 LockError::Contended { .. } => deadline.is_none(),
                 LockError::Unavailable { .. } => true,

@@ -312,7 +312,7 @@ impl LockTask {
         let permit = take(&mut self.permit);
         // While the permit is here, so that callers behind this one find the error before they get it.
         if let Some(error) = error.for_others() {
-            permit.set_failed(self.spec.lease.once.is_some(), &error);
+            permit.set_failed(self.spec.lease.once, &error);
         }
         if let AcquireError::Decided(decided) = error
             && decided.is_memorable()

@@ -35,7 +35,7 @@ use crate::lock::state::LockState;
 use crate::node::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::node::telemetry::Counted;
 use crate::node::{Mutex, after};
-use crate::protocol::lease::{Access, Decided};
+use crate::protocol::lease::{Access, Decided, OnceSpec};
 use crate::protocol::{Few, Holder, KeyNames, LockKey, LockKeys};
 
 /// The places of all keys that this process holds, requests or waits for.
@@ -267,7 +267,7 @@ impl Permit {
     }
 
     /// Notes that the caller goes without a lock, for those that wait for the same.
-    pub(crate) fn set_failed(&self, is_execution: bool, error: &LockError) {
+    pub(crate) fn set_failed(&self, once: Option<OnceSpec>, error: &LockError) {
         let places = self.places.iter();
         let keys: LockKeys = places.map(|place| &place.key.0).collect();
         let waited = self.places.iter().filter(|place| place.is_waited_for());
@@ -275,7 +275,7 @@ impl Permit {
             place.set_failed(Failed {
                 keys: keys.clone(),
                 access: self.access,
-                is_execution,
+                once,
                 error: error.clone(),
             });
         }

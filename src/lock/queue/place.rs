@@ -26,7 +26,7 @@ use crate::lock::state::LockState;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::sync::{Notify, Semaphore};
 use crate::node::{Mutex, ReleaseSignal, ReleaseWatch, Subscription};
-use crate::protocol::lease::{Access, Decided};
+use crate::protocol::lease::{Access, Decided, OnceSpec};
 use crate::protocol::{Holder, LockKey, LockKeys};
 
 /// What was decided about a key, and when, for the next callers of this process.
@@ -111,7 +111,7 @@ pub(super) enum CallerStage {
 pub(super) struct Failed {
     pub(super) keys: LockKeys,
     pub(super) access: Access,
-    pub(super) is_execution: bool,
+    pub(super) once: Option<OnceSpec>,
     pub(super) error: LockError,
 }
 
@@ -272,15 +272,19 @@ impl Place {
         failures: u64,
         keys: &LockKeys,
         access: Access,
-        is_execution: bool,
+        once: Option<OnceSpec>,
     ) -> Option<LockError> {
         let callers = self.callers.lock();
         let (number, Some(failed)) = &callers.failed else {
             return None;
         };
         let mut parts = failed.keys.as_slice().iter();
+        // An execution refuses another request with its key for another reason.
+        let is_same_request =
+            failed.once == once || !matches!(failed.error, LockError::Contended { .. });
         let is_same = failed.access == access
-            && failed.is_execution == is_execution
+            && failed.once.is_some() == once.is_some()
+            && is_same_request
             && parts.all(|key| keys.as_slice().contains(key));
         (*number > failures && is_same).then(|| failed.error.clone())
     }
