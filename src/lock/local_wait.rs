@@ -86,7 +86,10 @@ impl Group {
             let error = place.failed_since(failures, &spec.keys, access, spec.lease.once);
             let shares = |error: &LockError| match error {
                 LockError::Contended { .. } => deadline.is_none(),
-                LockError::Unavailable { .. } => true,
+                // One failure may be a pause of this process; two in a row are an outage, which no caller waits for.
+                LockError::Unavailable { .. } => {
+                    deadline.is_none() || place.failures() > failures + 1
+                }
                 LockError::Expired { ttl, .. } => spec.lease.ttl <= *ttl,
                 _ => false,
             };

@@ -166,3 +166,17 @@ async fn another_body_behind_a_duplicate_is_refused_as_reused() {
     assert_eq!(other.code(), "idempotency-key-reused");
     assert_eq!(executed.await.unwrap().status, 200);
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_late_attempt_refuses_no_other_request_that_waits() {
+    let (nodes, redlock) = three_nodes();
+    let layer = RedlockLayer::new(redlock, ("page", key::path("id"))).wait(secs(2));
+    let app = Router::new().route("/pages/{id}", any(async || ()).layer(layer));
+    set_all(&nodes, OpKind::Acquire, Gate::Slow(ms(55)));
+    let answers = tokio::spawn(async move { crowd(&app).await });
+    sleep(ms(1)).await;
+    set_all(&nodes, OpKind::Acquire, Gate::Ready);
+    let answers = answers.await.unwrap();
+    let refused = answers.iter().filter(|answer| answer.status == 503);
+    assert_eq!(refused.count(), 1);
+}

@@ -66,7 +66,8 @@ fn names(outcomes: &[(String, Duration)]) -> BTreeSet<&str> {
     outcomes.iter().map(|(name, _)| &**name).collect()
 }
 
-/// Nodes that are silent, refuse, are down, or answer late: all callers hear of it, and none after another.
+/// Nodes that are silent, refuse, are down, or answer late: all callers hear of it from the first that asks, or from the
+/// second if they wait.
 #[tokio::test(start_paused = true)]
 async fn outage_fails_all_callers_of_a_crowd_at_once() {
     for gate in [Gate::Never, Gate::Failing, Gate::Down, Gate::Slow(ms(200))] {
@@ -77,13 +78,18 @@ async fn outage_fails_all_callers_of_a_crowd_at_once() {
             let outcomes = crowd(&redlock(&nodes), request).await;
             assert_eq!(names(&outcomes), ["unavailable"].into(), "{kind}, {gate:?}");
             let last = outcomes.iter().map(|(_, after)| *after).max().unwrap();
-            assert!(last <= ms(55), "{kind}, {gate:?}: {last:?}");
+            let attempts = match kind {
+                "a long wait" | "a slot, with a wait" | "a set, with a wait" => 2,
+                _ => 1,
+            };
+            let bound = attempts * ms(50) + ms(5);
+            assert!(last <= bound, "{kind}, {gate:?}: {last:?}");
             // Callers ask that do not wait for others.
             let asking = match kind {
                 _ if matches!(gate, Gate::Failing | Gate::Down) => continue,
                 "a reader" => 32,
                 "one of two slots" | "a slot, with a wait" => 2,
-                _ => 1,
+                _ => usize::try_from(attempts).unwrap(),
             };
             assert_eq!(nodes.sent(0, OpKind::Acquire), asking, "{kind}, {gate:?}");
         }
@@ -107,7 +113,7 @@ async fn outage_fails_all_executions_of_a_crowd_at_once() {
             panic!("{outcome:?}");
         };
     }
-    assert!(began.elapsed() <= ms(55), "{:?}", began.elapsed());
+    assert!(began.elapsed() <= ms(105), "{:?}", began.elapsed());
 }
 
 /// The others are refused for the one that is granted.
