@@ -1,79 +1,39 @@
 //! `Locked`, `LockHandle` and `health_router`: locks by a handler's own signature.
 
-use axum::body::Body;
 use axum::extract::{FromRef, Path, Query, State};
 use axum::routing::{get, post};
 use axum::{Extension, Router, debug_handler};
-use http::{Request, StatusCode};
+use http::StatusCode;
 use serde::Deserialize;
-use support::{redlock, secs, three_nodes};
+use support::{redlock, secs, send, three_nodes};
 use tokio::time::{Instant, sleep};
-use tower::{Service, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, LockedRejection, OnLost,
-    OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, admin_router, health_router,
-    key,
+    LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, OnLost, OnMissingKey,
+    OnUnavailable, Redlock, RedlockLayer, Rejection, admin_router, health_router, key,
 };
 
-use crate::shop::{AppState, OrderId, Transfer, send, ship, shop, until_free};
+use crate::shop::{AppState, OrderId, Transfer, ship, shop, until_free};
 
 #[tokio::test(start_paused = true)]
-async fn locked_calls_the_handler_under_the_lock_of_its_path() {
+async fn locked_calls_the_handler_under_the_lock_of_its_path_only() {
     let (nodes, redlock) = three_nodes();
     let app = shop(&redlock);
-    let (status, body) = send(&app, "POST", "/orders/7/ship").await;
-    assert_eq!(status, StatusCode::OK);
+    let served = send(&app, "POST", "/orders/7/ship").await;
+    assert_eq!(served.status, StatusCode::OK);
     let expected = LockKey::from(("order", "7"));
-    assert_eq!(body, format!("7 {:?}", [expected]));
-    assert_eq!(
-        nodes.locks(),
-        [0, 0, 0],
-        "the body did not wait for the release"
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn locked_refuses_a_held_lock_like_the_layer_without_calling_the_handler() {
-    let (_nodes, redlock) = three_nodes();
+    assert_eq!(served.text(), format!("7 {:?}", [expected]));
+    let free = [0, 0, 0];
+    assert_eq!(nodes.locks(), free, "the body waits for the release");
+    // A held lock is refused as by the layer.
     let guard = redlock.try_lock(("order", "7")).await.unwrap();
-    let (status, body) = send(&shop(&redlock), "POST", "/orders/07/ship").await;
-    assert_eq!(status, StatusCode::LOCKED);
-    assert!(body.contains("lock-contended"), "{body}");
+    let refused = send(&app, "POST", "/orders/07/ship").await;
+    assert_eq!(refused.told(), (423, "lock-contended"));
     drop(guard);
-}
-
-#[tokio::test(start_paused = true)]
-async fn locked_takes_no_lock_when_its_extractor_fails() {
-    let nodes = ScriptedNodes::new(3);
-    let (status, _) = send(&shop(&redlock(&nodes)), "POST", "/orders/x/ship").await;
-    assert_eq!(status, StatusCode::BAD_REQUEST);
-    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn locked_as_a_result_hands_the_rejection_to_the_handler() {
-    async fn handler(locked: Result<Locked<Path<OrderId>>, LockedRejection<impl Sized>>) -> String {
-        match locked {
-            Ok(_) => "locked".to_owned(),
-            Err(LockedRejection::Lock(refused)) => {
-                let contended = matches!(refused.rejection(), Rejection::Contended { .. });
-                format!("contended: {contended}")
-            }
-            Err(_) => "no order".to_owned(),
-        }
-    }
-    let (nodes, redlock) = three_nodes();
-    let handler = |locked: Result<Locked<Path<OrderId>>, LockedRejection<_>>| handler(locked);
-    let app = Router::new()
-        .route("/orders/{id}", post(handler))
-        .with_state(redlock.clone());
-    assert_eq!(send(&app, "POST", "/orders/7").await.1, "locked");
-    until_free(&nodes).await;
-    let guard = redlock.try_lock(("order", "7")).await.unwrap();
-    assert_eq!(send(&app, "POST", "/orders/7").await.1, "contended: true");
-    assert_eq!(send(&app, "POST", "/orders/x").await.1, "no order");
-    drop(guard);
+    // No lock is taken when the extractor fails.
+    let asked = nodes.sent(0, OpKind::Acquire);
+    assert_eq!(send(&app, "POST", "/orders/x/ship").await.status, 400);
+    assert_eq!(nodes.sent(0, OpKind::Acquire), asked);
 }
 
 #[tokio::test(start_paused = true)]
@@ -86,16 +46,13 @@ async fn optional_locked_is_none_only_without_its_resource() {
     let app = Router::new()
         .route("/", post(handler))
         .with_state(redlock.clone());
-    assert_eq!(send(&app, "POST", "/").await.1, "None");
-    let transfer = Transfer {
-        from: "a".into(),
-        to: "b".into(),
-    };
-    let app = app.layer(Extension(transfer));
-    assert_eq!(send(&app, "POST", "/").await.1, "Some(2)");
+    assert_eq!(send(&app, "POST", "/").await.text(), "None");
+    let [from, to] = ["a", "b"].map(String::from);
+    let app = app.layer(Extension(Transfer { from, to }));
+    assert_eq!(send(&app, "POST", "/").await.text(), "Some(2)");
     until_free(&nodes).await;
     let guard = redlock.try_lock(("account", "b")).await.unwrap();
-    assert_eq!(send(&app, "POST", "/").await.0, StatusCode::LOCKED);
+    assert_eq!(send(&app, "POST", "/").await.status, StatusCode::LOCKED);
     drop(guard);
 }
 
@@ -114,8 +71,10 @@ async fn lock_resource_sets_wait_and_ttl() {
         sleep(secs(1)).await;
         drop(guard);
     });
-    let (status, body) = send(&app, "POST", "/transfer?from=b&to=a").await;
-    assert_eq!((status, &*body), (StatusCode::OK, "true"));
+    assert_eq!(
+        send(&app, "POST", "/transfer?from=b&to=a").await.text(),
+        "true"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -130,29 +89,23 @@ async fn lock_handle_without_a_lock_names_the_missing_layer() {
         .skip(|parts| parts.headers.contains_key("x-skip"));
     let bare: Router = Router::new().route("/", get(handler).post(handler));
     let layered = bare.clone().layer(layer);
-    let told = async |app: &Router, method: &str, target: &str| {
-        let request = Request::builder().method(method).uri(target);
-        let request = request.body(Body::empty()).unwrap();
-        let response = app.clone().oneshot(request).await.unwrap();
-        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        response.extensions().get::<Rejection>().unwrap().clone()
-    };
+    assert_eq!(send(&layered, "POST", "/?id=7").await.status, 200);
     for (app, method, target, expected) in [
         (&bare, "POST", "/?id=7", "no RedlockLayer"),
         (&layered, "GET", "/?id=7", "does not lock"),
         (&layered, "POST", "/", "names no resource"),
+        (&layered, "POST", "/?id=8", "without a quorum"),
     ] {
-        let Rejection::Misconfigured(error) = told(app, method, target).await else {
-            panic!("not misconfigured");
+        if expected == "without a quorum" {
+            (0..2).for_each(|node| nodes.set(node, Gate::Down));
+        }
+        let refused = send(app, method, target).await;
+        assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);
+        let Some(Rejection::Misconfigured(error)) = refused.rejection else {
+            panic!("{method} {target} is not misconfigured");
         };
         assert!(error.to_string().contains(expected), "{error}");
     }
-    assert_eq!(send(&layered, "POST", "/?id=7").await.0, StatusCode::OK);
-    (0..2).for_each(|node| nodes.set(node, Gate::Down));
-    let Rejection::Misconfigured(error) = told(&layered, "POST", "/?id=8").await else {
-        panic!("not misconfigured");
-    };
-    assert!(error.to_string().contains("without a quorum"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -170,55 +123,12 @@ async fn lock_handle_from_an_extension_needs_no_layer() {
         .layer(Extension(guard.handle()))
         .route("/optional", post(optional));
     let token = guard.fencing_token().unwrap().to_string();
-    assert_eq!(send(&app, "POST", "/").await.1, token);
-    assert_eq!(send(&app, "POST", "/optional").await.1, "false");
+    assert_eq!(send(&app, "POST", "/").await.text(), token);
+    assert_eq!(send(&app, "POST", "/optional").await.text(), "false");
     // A handler is a function: its arguments can be made by hand.
     let guard = Redlock::in_memory(1).lock(("order", "7")).await.unwrap();
     let response = ship(Locked(guard, Path(OrderId(7)))).await;
     assert_eq!(response.status(), StatusCode::OK);
-}
-
-#[tokio::test(start_paused = true)]
-async fn key_matched_path_is_the_route_and_not_the_target() {
-    async fn handler(handle: LockHandle) -> String {
-        format!("{:?}", handle.keys())
-    }
-    let nodes = ScriptedNodes::new(3);
-    let layer = RedlockLayer::new(redlock(&nodes), key::matched_path());
-    let app: Router = Router::new()
-        .route("/orders/{id}", post(handler))
-        .layer(layer.clone());
-    let expected = format!("{:?}", [LockKey::from("/orders/{id}")]);
-    assert_eq!(send(&app, "POST", "/orders/7").await.1, expected);
-    assert_eq!(
-        send(&app, "POST", "/nowhere").await.0,
-        StatusCode::NOT_FOUND
-    );
-    let mut outside = tower::Layer::layer(&layer, app.into_service());
-    let request = Request::post("/orders/7").body(Body::empty()).unwrap();
-    let response = outside.ready().await.unwrap().call(request).await.unwrap();
-    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-}
-
-#[tokio::test(start_paused = true)]
-async fn key_typed_path_refuses_a_path_that_does_not_parse() {
-    let nodes = ScriptedNodes::new(3);
-    let layer = RedlockLayer::new(redlock(&nodes), key::typed_path::<OrderId>());
-    let app: Router = Router::new()
-        .route("/orders/{id}", post(async || "ok"))
-        .route("/no/parameters", post(async || "ok"))
-        .layer(layer);
-    assert_eq!(send(&app, "POST", "/orders/7").await.0, StatusCode::OK);
-    assert_eq!(
-        send(&app, "POST", "/orders/x").await.0,
-        StatusCode::BAD_REQUEST
-    );
-    let (status, _) = send(&app, "POST", "/no/parameters").await;
-    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert_eq!(
-        send(&app, "POST", "/nowhere").await.0,
-        StatusCode::NOT_FOUND
-    );
 }
 
 /// A state that is no resource of its own can be one too.
@@ -249,10 +159,12 @@ async fn locked_takes_its_resource_from_the_state() {
     };
     let app = Router::new().route("/", post(handler));
     let named = app.clone().with_state(state("nightly"));
-    assert_eq!(send(&named, "POST", "/").await.1, "LockKey(\"nightly\")");
-    let (status, body) = send(&app.with_state(state("")), "POST", "/").await;
-    assert_eq!(status, StatusCode::BAD_REQUEST);
-    assert!(body.contains("key-missing"), "{body}");
+    assert_eq!(
+        send(&named, "POST", "/").await.text(),
+        "LockKey(\"nightly\")"
+    );
+    let refused = send(&app.with_state(state("")), "POST", "/").await;
+    assert_eq!(refused.told(), (400, "key-missing"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -267,9 +179,9 @@ async fn health_router_reports_the_quorum_and_names_the_nodes() {
         for node in 0..down {
             nodes.set(node, Gate::Failing);
         }
-        let (code, body) = send(&app, "GET", "/healthz").await;
-        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
-        assert_eq!(code, expected);
+        let answer = send(&app, "GET", "/healthz").await;
+        assert_eq!(answer.status, expected);
+        let body = answer.json();
         assert_eq!(body["status"], status);
         assert_eq!(body["quorum"], expected == StatusCode::OK);
         assert_eq!(body["needed"], 2);
@@ -293,31 +205,16 @@ async fn health_router_is_503_while_the_service_drains() {
         (StatusCode::SERVICE_UNAVAILABLE, "draining"),
     ] {
         for target in ["/healthz", "/admin"] {
-            let (code, body) = send(&app, "GET", target).await;
-            let body: serde_json::Value = serde_json::from_str(&body).unwrap();
-            assert_eq!((code, &body["status"]), (status, &readiness.into()));
+            let answer = send(&app, "GET", target).await;
+            let body = answer.json();
+            assert_eq!(
+                (answer.status, &body["status"]),
+                (status, &readiness.into())
+            );
             assert_eq!(body["quorum"], true, "the nodes are up");
         }
         redlock.drain(secs(0)).await;
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn key_path_with_an_ambiguous_parameter_is_misconfigured() {
-    let layer = RedlockLayer::new(Redlock::in_memory(1), ("account", key::path("id")));
-    let accounts = Router::new()
-        .route("/accounts/{id}", post(async || "ok"))
-        .layer(layer);
-    let app: Router = Router::new()
-        .nest("/tenants/{id}", accounts.clone())
-        .nest("/of/{tenant}", accounts);
-    let (status, body) = send(&app, "POST", "/tenants/1/accounts/7").await;
-    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert!(body.contains("misconfigured"), "{body}");
-    assert_eq!(
-        send(&app, "POST", "/of/1/accounts/7").await.0,
-        StatusCode::OK
-    );
 }
 
 /// An order whose lock is held for four seconds.
@@ -356,12 +253,10 @@ async fn max_hold_of_the_builder_is_the_default_of_layers_and_locked() {
             let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));
             layer.on_lost(OnLost::Notify)
         };
+        let brief_layer = layer().max_hold(secs(4));
         let app = Router::new()
             .route("/layer/{id}", post(layered).layer(layer()))
-            .route(
-                "/brief_layer/{id}",
-                post(layered).layer(layer().max_hold(secs(4))),
-            )
+            .route("/brief_layer/{id}", post(layered).layer(brief_layer))
             .route("/locked/{id}", post(locked))
             .route("/brief/{id}", post(brief))
             .with_state(redlock);
@@ -372,13 +267,10 @@ async fn max_hold_of_the_builder_is_the_default_of_layers_and_locked() {
             ("brief", 4),
         ] {
             let began = Instant::now();
-            let (status, body) = send(&app, "POST", &format!("/{route}/7")).await;
-            assert_eq!(
-                (status, began.elapsed().as_secs()),
-                (StatusCode::OK, expected),
-                "{route} {body}"
-            );
-            assert!(body.contains("max_hold"), "{route}: {body}");
+            let answer = send(&app, "POST", &format!("/{route}/7")).await;
+            assert_eq!(answer.status, StatusCode::OK, "{route}: {answer:?}");
+            assert_eq!(began.elapsed().as_secs(), expected, "{route}: {answer:?}");
+            assert!(answer.text().contains("max_hold"), "{route}: {answer:?}");
             until_free(&nodes).await;
         }
     }

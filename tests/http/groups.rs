@@ -1,26 +1,20 @@
-//! Layers over several groups of nodes.
+//! Layers over several groups of nodes: one lock per request, and no deadlock between groups or services.
 
 use axum::Router;
+use axum::middleware::{Next, from_fn};
 use axum::routing::post;
 use http::StatusCode;
-use support::{ms, secs};
-use tokio::time::Instant;
+use support::{ms, once, secs, send};
+use tokio::time::{Instant, sleep};
+use tower_redlock::protocol::Placement;
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{
-    IdempotencyLayer, LockHandle, LockKey, NodeGroup, Redlock, RedlockLayer, admin_router,
-    health_router, key, scope,
+    LockHandle, LockHandles, LockKey, NodeGroup, Redlock, RedlockBuilder, RedlockLayer,
+    admin_router, health_router, key,
 };
 
-use crate::shop::send;
-
-struct Groups {
-    nodes: [ScriptedNodes; 2],
-    redlock: Redlock,
-    /// Identifiers whose keys belong to the groups, in ascending order.
-    ids: [Vec<u32>; 2],
-}
-
-async fn groups() -> Groups {
+/// Two groups of nodes, locks over them, and for each the identifiers whose keys belong to it, in ascending order.
+async fn groups() -> ([ScriptedNodes; 2], Redlock, [Vec<u32>; 2]) {
     let nodes: [ScriptedNodes; 2] = std::array::from_fn(|_| ScriptedNodes::new(3));
     let builder = nodes.iter().fold(Redlock::builder(), |builder, nodes| {
         builder.node_group(NodeGroup::new().scripted(nodes))
@@ -32,46 +26,33 @@ async fn groups() -> Groups {
         let group = redlock.inspect(("account", id)).await.group;
         ids[group.parse::<usize>().unwrap()].push(id);
     }
-    Groups {
-        nodes,
-        redlock,
-        ids,
-    }
+    (nodes, redlock, ids)
 }
 
 #[tokio::test(start_paused = true)]
 async fn requests_for_keys_of_a_failed_group_get_503_and_no_others() {
-    let Groups {
-        nodes,
-        redlock,
-        ids,
-    } = groups().await;
+    let (nodes, redlock, ids) = groups().await;
+    let locked = RedlockLayer::new(redlock.clone(), ("account", key::path("id")));
     let accounts = Router::new()
         .route("/accounts/{id}", post(async || "ok"))
-        .route_layer(RedlockLayer::new(
-            redlock.clone(),
-            ("account", key::path("id")),
-        ))
+        .route_layer(locked)
         .route("/payments/{id}", post(async || "paid"))
-        .route_layer(IdempotencyLayer::new(redlock.clone(), scope::public()));
+        .route_layer(once(&redlock));
     let app = accounts
         .nest("/healthz", health_router(redlock.clone()))
         .nest("/admin", admin_router(redlock));
     (0..3).for_each(|node| nodes[1].set(node, Gate::Down));
-    for (group, expected) in [(0, StatusCode::OK), (1, StatusCode::SERVICE_UNAVAILABLE)] {
+    for (group, expected) in [(0, (200, "")), (1, (503, "lock-unavailable"))] {
         for id in &ids[group][..3] {
-            let (status, body) = send(&app, "POST", &format!("/accounts/{id}")).await;
-            assert_eq!(status, expected);
-            assert_eq!(body.contains("lock-unavailable"), group == 1, "{body}");
+            let answer = send(&app, "POST", &format!("/accounts/{id}")).await;
+            assert_eq!(answer.told(), expected);
         }
     }
-    let (status, body) = send(&app, "GET", "/healthz").await;
-    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
-    assert_eq!(status, StatusCode::OK);
-    assert_eq!(
-        (&body["status"], &body["needed"]),
-        (&"degraded".into(), &4.into())
-    );
+    let health = send(&app, "GET", "/healthz").await;
+    assert_eq!(health.status, StatusCode::OK);
+    let body = health.json();
+    assert_eq!(body["status"], "degraded");
+    assert_eq!(body["needed"], 4);
     for (group, expected) in [(0, "ready"), (1, "down")] {
         let (shown, name) = (&body["groups"][group], group.to_string());
         assert_eq!(shown["group"], *name);
@@ -84,27 +65,18 @@ async fn requests_for_keys_of_a_failed_group_get_503_and_no_others() {
     }
     let key = LockKey::from(("account", ids[0][0]));
     let path = format!("/admin/locks/{}", String::from_utf8_lossy(key.as_bytes()));
-    let (_, body) = send(&app, "GET", &path).await;
-    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
-    assert_eq!(
-        (&body["group"], &body["state"]),
-        (&"0".into(), &"free".into())
-    );
+    let body = send(&app, "GET", &path).await.json();
+    assert_eq!(body["group"], "0");
+    assert_eq!(body["state"], "free");
     assert_eq!(body["next"], serde_json::Value::Null);
 }
 
 /// Of one lock over both groups, which a handler sees as one.
 #[tokio::test(start_paused = true)]
 async fn keys_of_both_groups_have_one_token_and_one_response_body() {
-    let Groups {
-        nodes,
-        redlock,
-        ids,
-    } = groups().await;
-    let both = key::each(
-        ("account", key::query("from")),
-        ("account", key::query("to")),
-    );
+    let (nodes, redlock, ids) = groups().await;
+    let account = |part| ("account", key::query(part));
+    let both = key::each(account("from"), account("to"));
     let layer = RedlockLayer::new(redlock, both).forward_token("x-token".parse().unwrap());
     let handler = async |handle: LockHandle, headers: http::HeaderMap| {
         assert_eq!(handle.keys().len(), 2);
@@ -116,7 +88,7 @@ async fn keys_of_both_groups_have_one_token_and_one_response_body() {
         .route("/transfer", post(handler))
         .route_layer(layer);
     let path = format!("/transfer?from={}&to={}", ids[1][0], ids[0][0]);
-    assert_eq!(send(&app, "POST", &path).await.0, StatusCode::OK);
+    assert_eq!(send(&app, "POST", &path).await.status, StatusCode::OK);
     for nodes in &nodes {
         assert_eq!(nodes.locks(), [0; 3]);
     }
@@ -126,7 +98,7 @@ async fn keys_of_both_groups_have_one_token_and_one_response_body() {
 /// at once.
 #[tokio::test(start_paused = true)]
 async fn request_waits_only_for_keys_of_later_groups() {
-    let Groups { redlock, ids, .. } = groups().await;
+    let (_nodes, redlock, ids) = groups().await;
     let layer =
         |part| RedlockLayer::new(redlock.clone(), ("account", key::query(part))).wait(secs(2));
     let app: Router = Router::new()
@@ -147,10 +119,132 @@ async fn request_waits_only_for_keys_of_later_groups() {
     ] {
         let held = redlock.lock(("account", to)).await.unwrap();
         let began = Instant::now();
-        let (status, _) = send(&app, "POST", &format!("/transfer?from={from}&to={to}")).await;
-        assert_eq!(status, StatusCode::LOCKED);
+        let refused = send(&app, "POST", &format!("/transfer?from={from}&to={to}")).await;
+        assert_eq!(refused.status, StatusCode::LOCKED);
         let waited = began.elapsed();
         assert_eq!(waited > ms(1_000), waits, "{from} then {to}: {waited:?}");
         held.release().await.unwrap();
     }
+}
+
+fn named(nodes: &[ScriptedNodes]) -> Vec<NodeGroup> {
+    let group = |(name, nodes): (usize, _)| NodeGroup::new().name(name.to_string()).scripted(nodes);
+    nodes.iter().enumerate().map(group).collect()
+}
+
+fn redlock(now: &[ScriptedNodes], next: Option<&[ScriptedNodes]>) -> Redlock {
+    let builder = Redlock::builder().ttl(secs(10));
+    let mut builder = named(now)
+        .into_iter()
+        .fold(builder, RedlockBuilder::node_group);
+    if let Some(next) = next {
+        builder = builder.moving_to(named(next));
+    }
+    builder.build().unwrap()
+}
+
+/// The key with a number of those that belong to one of several groups.
+fn key_in(group: usize, of: usize, number: usize) -> &'static str {
+    let placement = Placement::new((0..of).map(|name| name.to_string()));
+    let keys = (0..).map(|candidate| format!("resource {candidate}"));
+    let mut keys = keys.filter(|key| placement.group_of(&LockKey::from(key.as_str())) == group);
+    keys.nth(number).unwrap().leak()
+}
+
+/// Two routes that lock two keys, each of its service, in opposite orders. Both requests have their first lock before
+/// either asks for its second. Returns whether each is served.
+async fn served_in_opposite_orders(
+    one: [(&Redlock, &'static str); 2],
+    other: [(&Redlock, &'static str); 2],
+) -> [bool; 2] {
+    let handler = || sleep(ms(100));
+    let between = from_fn(async |request: axum::extract::Request, next: Next| {
+        sleep(ms(10)).await;
+        next.run(request).await
+    });
+    let route = |keys: [(&Redlock, &'static str); 2]| {
+        let layer = |(redlock, key): (&Redlock, _)| RedlockLayer::new(redlock.clone(), key);
+        let [outer, inner] = keys.map(|key| layer(key).wait(secs(30)));
+        post(handler).layer((outer, between.clone(), inner))
+    };
+    let app = Router::new().route("/one", route(one));
+    let app = app.route("/other", route(other));
+    let began = Instant::now();
+    let (one, other) = tokio::join!(send(&app, "POST", "/one"), send(&app, "POST", "/other"));
+    let served = [one, other].map(|answer| match answer.status {
+        StatusCode::OK => true,
+        StatusCode::LOCKED => false,
+        other => panic!("{other}"),
+    });
+    assert!(began.elapsed() < secs(1), "{:?}", began.elapsed());
+    served
+}
+
+/// There is no order between services.
+#[tokio::test(start_paused = true)]
+async fn nested_layers_of_two_services_in_opposite_orders_do_not_deadlock() {
+    let services = [Redlock::in_memory(3), Redlock::in_memory(3)];
+    let [a, b] = [(&services[0], "a"), (&services[1], "b")];
+    let served = served_in_opposite_orders([a, b], [b, a]).await;
+    assert_ne!(served[0], served[1], "one makes room for the other");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nested_layers_over_two_groups_in_opposite_orders_do_not_deadlock() {
+    let nodes = [ScriptedNodes::new(3), ScriptedNodes::new(3)];
+    let redlock = redlock(&nodes, None);
+    // The order of the keys differs from that of their groups, too.
+    for numbers in [[0, 0], [0, 5], [5, 0]] {
+        let first = (&redlock, key_in(0, 2, numbers[0]));
+        let second = (&redlock, key_in(1, 2, numbers[1]));
+        // The one in the order of all locks waits, and the other makes room for it.
+        let served = served_in_opposite_orders([first, second], [second, first]).await;
+        assert_eq!(served, [true, false], "{numbers:?}");
+        let served = served_in_opposite_orders([second, first], [first, second]).await;
+        assert_eq!(served, [false, true], "{numbers:?}");
+    }
+}
+
+/// The request of the process that moves has the first key in the new group already.
+#[tokio::test(start_paused = true)]
+async fn nested_layers_over_a_key_that_moves_do_not_deadlock() {
+    let nodes = [ScriptedNodes::new(3), ScriptedNodes::new(3)];
+    let (both, new) = (redlock(&nodes[..1], Some(&nodes)), redlock(&nodes, None));
+    for number in 0..10 {
+        let (moves, stays) = (key_in(1, 2, number), key_in(0, 2, 9 - number));
+        // For the new process, the group decides. Where the key decides otherwise for the one that moves, each
+        // request may be against the order, and be refused.
+        let agree = LockKey::from(stays) < LockKey::from(moves);
+        for [first, second] in [[moves, stays], [stays, moves]] {
+            let [one, other] = [
+                [(&both, first), (&both, second)],
+                [(&new, second), (&new, first)],
+            ];
+            let served = served_in_opposite_orders(one, other).await;
+            assert!(served.contains(&true) || !agree, "{first} {second}");
+        }
+        let keys = [(&both, moves), (&both, stays)];
+        let served = served_in_opposite_orders(keys, [keys[1], keys[0]]).await;
+        assert!(served.contains(&true), "{moves} {stays}");
+        for nodes in &nodes {
+            assert_eq!(nodes.locks(), [0; 3]);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn layers_of_one_request_share_a_key_that_moves() {
+    async fn handler(handle: LockHandle, handles: LockHandles) -> String {
+        assert!(handle.is_valid());
+        format!("{} {}", handle.keys().len(), handles.to_vec().len())
+    }
+    let nodes = [ScriptedNodes::new(3), ScriptedNodes::new(3)];
+    let redlock = redlock(&nodes[..1], Some(&nodes));
+    let layer = RedlockLayer::new(redlock.clone(), key_in(1, 2, 0));
+    let app: Router = Router::new().route("/", post(handler).layer((layer.clone(), layer)));
+    assert_eq!(send(&app, "POST", "/").await.text(), "1 1");
+    for nodes in &nodes {
+        assert_eq!(nodes.locks(), [0; 3]);
+    }
+    assert!(redlock.drain(secs(1)).await.is_clean());
 }

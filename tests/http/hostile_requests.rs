@@ -16,7 +16,8 @@ use futures_util::{StreamExt, stream};
 use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use support::{
-    Answer, Executed, Log, keyed_request, ms, redlock, secs, three_nodes, three_nodes_with, users,
+    Answer, Executed, Log, keyed_request, ms, redlock, request_with, secs, three_nodes,
+    three_nodes_with, users,
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::timeout::RequestBodyTimeoutLayer;
@@ -41,35 +42,22 @@ async fn key_form_field_inside_an_idempotency_layer_needs_the_buffer_with_or_wit
     let outside = unbuffered.clone().layer(once(&nodes)).layer(buffer.clone());
     let within = unbuffered.clone().layer(buffer).layer(once(&nodes));
     let without = unbuffered.layer(once(&nodes));
-    let locked = (200, String::from("[LockKey(\"7:account,1:7,\")] 4"));
+    let locked = "[LockKey(\"7:account,1:7,\")] 4";
     for (number, app, expected) in [
-        (1, outside, Some(&locked)),
-        (2, within, Some(&locked)),
+        (1, outside, Some(locked)),
+        (2, within, Some(locked)),
         (3, without, None),
     ] {
-        for key in [
-            None,
-            Some(format!("{number}a")),
-            None,
-            Some(format!("{number}b")),
-        ] {
-            let mut request = Request::post("/")
-                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-                .body(Body::from("id=7"))
-                .unwrap();
-            if let Some(key) = key {
-                request
-                    .headers_mut()
-                    .insert("idempotency-key", key.parse().unwrap());
+        for key in ["", "a", "", "b"] {
+            let mut headers = vec![("content-type", "application/x-www-form-urlencoded")];
+            let key = format!("{number}{key}");
+            if key.len() > 1 {
+                headers.push(("idempotency-key", &key));
             }
-            let answer = Answer::to(&app, request).await;
+            let request = request_with("POST", "/", &headers);
+            let answer = Answer::to(&app, request.map(|_| Body::from("id=7"))).await;
             match expected {
-                Some((status, body)) => {
-                    assert_eq!(
-                        (answer.status.as_u16(), &answer.body[..]),
-                        (*status, body.as_bytes())
-                    );
-                }
+                Some(body) => assert_eq!((answer.told(), &*answer.text()), ((200, ""), body)),
                 None => assert_eq!(answer.told(), (500, "misconfigured")),
             }
         }
@@ -118,31 +106,22 @@ async fn forward_token_removes_client_headers_that_resemble_the_token() {
     for name in ["x-fencing-token", "x_fencing_token"] {
         for (method, is_locked) in [(Method::POST, true), (Method::GET, false)] {
             let name = HeaderName::from_static(name);
-            let layer =
-                RedlockLayer::new(redlock(&nodes), ("thing", "a")).forward_token(name.clone());
+            let layer = RedlockLayer::new(redlock(&nodes), ("thing", "a"));
+            let layer = layer.forward_token(name.clone());
             let got = forwarded(&layer, method, forged).await;
-            let tokens: Vec<_> = got
-                .iter()
-                .filter(|(found, _)| found.as_str().replace('_', "-") == "x-fencing-token")
-                .collect();
+            let resembles =
+                |name: &HeaderName| name.as_str().replace('_', "-") == "x-fencing-token";
+            let tokens: Vec<_> = got.iter().filter(|(found, _)| resembles(found)).collect();
             assert_eq!(tokens.len(), usize::from(is_locked), "{got:?}");
-            assert!(
-                tokens
-                    .iter()
-                    .all(|(found, value)| **found == name && value.len() > 9),
-                "{got:?}"
-            );
-            let options: Vec<&[u8]> = got
-                .get_all(CONNECTION)
-                .iter()
-                .map(HeaderValue::as_bytes)
-                .collect();
+            let is_ours = |(found, value): &(&_, &HeaderValue)| **found == name && value.len() > 9;
+            assert!(tokens.iter().all(is_ours), "{got:?}");
+            let options = got.get_all(CONNECTION).iter();
+            let options: Vec<&[u8]> = options.map(HeaderValue::as_bytes).collect();
             assert_eq!(options, [&b"close"[..], b"keep-alive", b"\xff"]);
             assert!(!got.contains_key("proxy-connection"));
-            assert_eq!(
-                (&got["x-other_header"], &got["x-fencing-token-2"]),
-                (&"kept".parse().unwrap(), &"kept".parse().unwrap())
-            );
+            for name in ["x-other_header", "x-fencing-token-2"] {
+                assert_eq!(got[name], "kept");
+            }
         }
     }
     // What is about nothing of ours is as it came.
@@ -150,10 +129,7 @@ async fn forward_token_removes_client_headers_that_resemble_the_token() {
     let layer = RedlockLayer::new(redlock(&nodes), ("thing", "b"));
     let layer = layer.forward_token(HeaderName::from_static("x-fencing-token"));
     let got = forwarded(&layer, Method::GET, plain).await;
-    assert_eq!(
-        (&got["connection"], got.len()),
-        (&"close ,, x-y".parse().unwrap(), 2)
-    );
+    assert_eq!((got["connection"].as_bytes(), got.len()), (plain[0].1, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -183,13 +159,9 @@ async fn expose_token_and_replay_header_replace_headers_of_the_handler() {
         let answer = Answer::to(&app, keyed_request(Method::POST, "/users/bob", b"k")).await;
         let tokens: Vec<_> = answer.headers.get_all("x-token").iter().collect();
         assert!(tokens.len() == 1 && tokens[0].len() > 9, "{tokens:?}");
-        let replayed: Vec<_> = answer
-            .headers
-            .get_all("idempotency-replayed")
-            .iter()
-            .collect();
+        let replayed = answer.headers.get_all("idempotency-replayed");
         if is_replay {
-            assert_eq!(replayed, ["true"]);
+            assert_eq!(replayed.iter().collect::<Vec<_>>(), ["true"]);
         }
     }
 }
@@ -225,17 +197,17 @@ async fn rejection_tells_the_client_the_reason_and_the_log_the_remedy() {
     let (_nodes, redlock) = three_nodes_with(|builder| builder.namespace(""));
     let many = key::from_fn(|parts: &http::request::Parts| {
         let count = parts.headers.get("x-count")?.to_str().ok()?.parse().ok()?;
-        Some(
-            (0..count)
-                .map(|number: usize| number.to_string())
-                .collect::<LockKeys>(),
-        )
+        let keys = (0..count).map(|number: usize| number.to_string());
+        Some(keys.collect::<LockKeys>())
     });
     let layer = RedlockLayer::new(redlock, key::header("x-key").or(many));
     let app = Router::new()
         .route("/", any(async || "served"))
         .layer(layer);
     let (long, longer) = ("k".repeat(513), "k".repeat(600));
+    let longest = "k".repeat(512);
+    let served = request_with("POST", "/", &[("x-key", &longest)]);
+    assert_eq!(Answer::to(&app, served).await.text(), "served");
     for (name, value) in [
         ("x-key", long.as_str()),
         ("x-key", &longer),
@@ -243,13 +215,9 @@ async fn rejection_tells_the_client_the_reason_and_the_log_the_remedy() {
         ("x-count", "33"),
         ("x-count", "34"),
     ] {
-        let request = Request::post("/")
-            .header(name, value)
-            .body(Body::empty())
-            .unwrap();
-        let refused = Answer::to(&app, request).await;
+        let refused = Answer::to(&app, request_with("POST", "/", &[(name, value)])).await;
         assert_eq!(refused.told(), (400, "key-invalid"));
-        let told = String::from_utf8(refused.body.to_vec()).unwrap();
+        let told = refused.text();
         for advice in [
             "namespace",
             "lock_all",
@@ -297,12 +265,11 @@ async fn truncated_or_late_body_is_refused_as_unreadable() {
             let mut upload = keyed_request(Method::POST, "/users/bob", b"k");
             *upload.body_mut() = Body::from_stream(begun);
             let refused = Answer::to(&app, upload).await;
-            let told = String::from_utf8_lossy(&refused.body).into_owned();
+            let told = refused.text();
             assert_eq!(refused.told(), (status, "body-unreadable"), "{told}");
-            assert!(
-                !told.contains("key") && !told.contains("as the test wants it"),
-                "{told}"
-            );
+            for hidden in ["key", "as the test wants it"] {
+                assert!(!told.contains(hidden), "{told}");
+            }
             let rejection = refused.rejection.unwrap();
             let mut call = keyed_request(Method::POST, "/users/bob", b"k");
             call.headers_mut()
@@ -328,28 +295,23 @@ async fn idempotency_settings_out_of_range_log_the_value_used() {
         let _layer = set(once(&nodes));
         log.text()
     };
-    for (setting, asked, used, log) in [
+    let shortest = said(&|layer| layer.retention(Duration::ZERO));
+    let longest = said(&|layer| layer.retention(Duration::MAX));
+    let largest = said(&|layer| layer.max_response_body(1024 * 1024 + 1));
+    for (log, words) in [
+        (shortest, ["retention", "0ns", "1ms"]),
         (
-            "retention",
-            "0ns",
-            "1ms",
-            said(&|layer| layer.retention(Duration::ZERO)),
+            longest,
+            [
+                "retention",
+                "18446744073709551615.999999999s",
+                "3153600000s",
+            ],
         ),
-        (
-            "retention",
-            "18446744073709551615.999999999s",
-            "3153600000s",
-            said(&|layer| layer.retention(Duration::MAX)),
-        ),
-        (
-            "max_response_body",
-            "1048577",
-            "1048576",
-            said(&|layer| layer.max_response_body(1024 * 1024 + 1)),
-        ),
+        (largest, ["max_response_body", "1048577", "1048576"]),
     ] {
         assert_eq!(log.matches("WARN").count(), 1, "{log}");
-        for word in [setting, asked, used] {
+        for word in words {
             assert!(log.contains(word), "{word}: {log}");
         }
     }
@@ -371,13 +333,7 @@ async fn debug_of_public_types_shows_no_keys() {
     let own = redlock.lock("own").ttl(secs(7)).await.unwrap();
     let layer = RedlockLayer::new(redlock.clone(), ("thing", key::header("x-key")));
     let mut service = layer.layer(users(&Executed::default(), once(&nodes)));
-    let future = Service::call(
-        &mut service,
-        Request::post("/")
-            .header("x-key", "7")
-            .body(Body::empty())
-            .unwrap(),
-    );
+    let future = Service::call(&mut service, request_with("POST", "/", &[("x-key", "7")]));
     let shown = [
         format!("{redlock:?}"),
         format!("{:?}", redlock.lock("own")),
@@ -391,17 +347,15 @@ async fn debug_of_public_types_shows_no_keys() {
         format!("{nodes:?}"),
     ];
     for shown in shown {
-        assert!(
-            !shown.contains("theirs") && !shown.contains("Front"),
-            "{shown}"
-        );
+        for hidden in ["theirs", "Front"] {
+            assert!(!shown.contains(hidden), "{shown}");
+        }
         assert!(shown.len() < 2_000, "{shown}");
     }
     let request = format!("{:?}", redlock.lock("own").ttl(secs(7)));
-    assert!(
-        request.contains("own") && request.contains("7s"),
-        "{request}"
-    );
+    for part in ["own", "7s"] {
+        assert!(request.contains(part), "{request}");
+    }
     drop((held, own));
     waiting.abort();
 }
@@ -414,17 +368,9 @@ async fn scope_from_a_missing_extension_is_misconfigured_unless_optional() {
     let (log, _guard) = Log::subscribed();
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let name: fn(&Caller) -> &str = |caller| caller.0;
-    let apps = [
-        (
-            IdempotencyLayer::new(redlock(&nodes), key::extension(name)),
-            "misconfigured",
-        ),
-        (
-            IdempotencyLayer::new(redlock(&nodes), key::optional_extension(name)),
-            "scope-missing",
-        ),
-    ];
-    for (layer, missing) in apps {
+    let required = IdempotencyLayer::new(redlock(&nodes), key::extension(name));
+    let optional = IdempotencyLayer::new(redlock(&nodes), key::optional_extension(name));
+    for (layer, missing) in [(required, "misconfigured"), (optional, "scope-missing")] {
         let app = users(&executed, layer);
         for (caller, expected) in [
             (None, missing),
@@ -439,7 +385,7 @@ async fn scope_from_a_missing_extension_is_misconfigured_unless_optional() {
                 let answer = Answer::to(&app, request).await;
                 let status = if expected.is_empty() { 200 } else { 500 };
                 assert_eq!(answer.told(), (status, expected), "{caller:?}");
-                assert!(!String::from_utf8_lossy(&answer.body).contains("Caller"));
+                assert!(!answer.text().contains("Caller"));
             }
         }
     }
@@ -467,16 +413,11 @@ async fn key_header_sent_twice_or_in_two_spellings_is_refused() {
         ("x-thing-id2", (200, "")),
         ("x-thingid", (200, "")),
     ] {
-        let request = Request::post("/")
-            .header("x-thing-id", "a")
-            .header(other, "b");
-        let answer = Answer::to(&app, request.body(Body::empty()).unwrap()).await;
+        let request = request_with("POST", "/", &[("x-thing-id", "a"), (other, "b")]);
+        let answer = Answer::to(&app, request).await;
         assert_eq!(answer.told(), expected, "{other}");
     }
-    let only = Request::post("/")
-        .header("x_thing_id", "b")
-        .body(Body::empty())
-        .unwrap();
+    let only = request_with("POST", "/", &[("x_thing_id", "b")]);
     assert_eq!(Answer::to(&app, only).await.code(), "key-missing");
     let executed = Executed::default();
     let app = users(&executed, once(&nodes));
@@ -485,4 +426,30 @@ async fn key_header_sent_twice_or_in_two_spellings_is_refused() {
         .headers_mut()
         .insert("idempotency_key", HeaderValue::from_static("b"));
     assert_eq!(Answer::to(&app, twice).await.code(), "key-invalid");
+}
+
+#[tokio::test(start_paused = true)]
+async fn forward_token_and_expose_token_of_two_layers_may_share_a_header() {
+    let (_nodes, redlock) = three_nodes();
+    let name = HeaderName::from_static("x-token");
+    let layer = |what: &'static str| {
+        let layer = RedlockLayer::new(redlock.clone(), (what, key::query("account")));
+        layer.forward_token(name.clone()).expose_token(name.clone())
+    };
+    let seen = any(async |request: Request| {
+        let tokens = request.headers().get_all("x-token").iter();
+        let tokens: Vec<_> = tokens
+            .map(|token| token.to_str().unwrap().to_owned())
+            .collect();
+        tokens.join(",")
+    });
+    let app = Router::new().route("/", seen);
+    let app = app.layer(layer("inner")).layer(layer("outer"));
+    let forged = [("x-token", "1"), ("x_token", "2"), ("x-token", "3")];
+    let answer = Answer::to(&app, request_with("POST", "/?account=1", &forged)).await;
+    let exposed: Vec<_> = answer.headers.get_all("x-token").iter().collect();
+    assert_eq!(exposed.len(), 1);
+    for token in [&*answer.text(), exposed[0].to_str().unwrap()] {
+        assert!(token.parse::<u64>().unwrap() > 3, "{answer:?}");
+    }
 }

@@ -4,16 +4,19 @@ use std::any::type_name;
 
 use axum::Router;
 use axum::body::Body;
+use axum::routing::post;
 use http::header::{COOKIE, HOST};
-use http::{HeaderValue, Request, StatusCode};
-use support::Log;
-use tower::{Layer, ServiceExt};
-use tower_redlock::{KeyExtractor, OnMissingKey, RedlockLayer, Rejection, key};
+use http::{HeaderValue, Request};
+use support::{Answer, Log};
+use tower::Layer;
+use tower_redlock::{KeyExtractor, OnMissingKey, RedlockLayer, key};
 
 use crate::key_service::Treatment::NotFound;
 use crate::key_service::{
-    INVALID, MISCONFIGURED, MISSING, Service, Treatment, User, locked, router, to, with_headers,
+    INVALID, MISCONFIGURED, MISSING, Service, Treatment, User, handler, locked, router, to,
+    with_headers,
 };
+use crate::shop::OrderId;
 
 #[tokio::test(start_paused = true)]
 async fn key_header_locks_one_value_and_refuses_the_rest() {
@@ -112,45 +115,26 @@ async fn key_cookie_reads_the_value_of_a_cookie_jar() {
 async fn key_host_requires_target_and_header_to_agree() {
     let service = Service::new();
     let app = router().layer(service.layer(("tenant", key::host())));
-    let tenant = |host: &str| locked(("tenant", host));
+    let example = || locked(("tenant", "a.example"));
+    let local = || locked(("tenant", "[::1]"));
     let rows: [(&str, &[&str], Treatment); 26] = [
-        ("/things", &["A.Example"], tenant("a.example")),
-        ("/things", &["a.example:8080"], tenant("a.example")),
-        ("/things", &["a.example."], tenant("a.example")),
-        ("/things", &["A.Example.:80"], tenant("a.example")),
-        ("http://A.example/things", &[], tenant("a.example")),
-        (
-            "http://a.example./things",
-            &["a.example"],
-            tenant("a.example"),
-        ),
-        (
-            "http://a.example:80/things",
-            &["A.EXAMPLE"],
-            tenant("a.example"),
-        ),
-        (
-            "http://a.example/things",
-            &["a.example:8080"],
-            tenant("a.example"),
-        ),
-        (
-            "http://a.example:80/things",
-            &["a.example:80"],
-            tenant("a.example"),
-        ),
-        ("/things", &["[::1]:80"], tenant("[::1]")),
-        ("http://[::1]/things", &["[::1]:80"], tenant("[::1]")),
+        ("/things", &["A.Example"], example()),
+        ("/things", &["a.example:8080"], example()),
+        ("/things", &["a.example."], example()),
+        ("/things", &["A.Example.:80"], example()),
+        ("http://A.example/things", &[], example()),
+        ("http://a.example./things", &["a.example"], example()),
+        ("http://a.example:80/things", &["A.EXAMPLE"], example()),
+        ("http://a.example/things", &["a.example:8080"], example()),
+        ("http://a.example:80/things", &["a.example:80"], example()),
+        ("/things", &["[::1]:80"], local()),
+        ("http://[::1]/things", &["[::1]:80"], local()),
         ("/things", &[], MISSING),
         ("/things", &[""], MISSING),
         ("http://a.example/things", &["b.example"], INVALID),
         ("http://a.example/things", &["a.example.b"], INVALID),
         ("http://a.example/things", &[""], INVALID),
-        (
-            "http://a.example/things",
-            &["a.example", "a.example"],
-            INVALID,
-        ),
+        ("http://a.example/things", &["a.example"; 2], INVALID),
         ("http://a.example:80/things", &["a.example:8080"], INVALID),
         ("http://user@a.example/things", &[], INVALID),
         ("http://b.example@a.example/things", &["a.example"], INVALID),
@@ -184,53 +168,44 @@ async fn key_extension_without_the_extension_is_misconfigured_and_names_the_type
         }
         // Authentication that stands inside comes too late.
         let inserted = axum::Extension(User("alice"));
-        let layer = service.layer(by_user()).missing_key(missing_key);
-        let inside = router().layer((layer, inserted.clone()));
+        let layer = || service.layer(by_user()).missing_key(missing_key);
+        let inside = router().layer((layer(), inserted.clone()));
         service.check(&inside, to("/things"), MISCONFIGURED).await;
-        let layer = service.layer(by_user()).missing_key(missing_key);
-        let outside = router().layer((inserted, layer));
-        service
-            .check(&outside, to("/things"), locked("alice"))
-            .await;
+        let (outside, expected) = (router().layer((inserted, layer())), locked("alice"));
+        service.check(&outside, to("/things"), expected).await;
     }
     let fallback = by_user().or(key::header("x-key"));
-    let app = router().layer(service.layer(fallback));
-    service
-        .check(&app, with_headers(&[b"7"]), MISCONFIGURED)
-        .await;
-    service.check(&app, to("/nowhere"), NotFound).await;
-    assert_eq!(
-        log.text().matches(type_name::<User>()).count(),
-        5,
-        "{}",
-        log.text()
+    let (app, request) = (
+        router().layer(service.layer(fallback)),
+        with_headers(&[b"7"]),
     );
-}
-
-#[tokio::test(start_paused = true)]
-async fn key_optional_extension_without_the_extension_is_missing() {
-    let service = Service::new();
-    let by_user = || key::optional_extension::<User>(User::name);
-    let app = router().layer(service.layer(("user", by_user())));
-    service.check(&app, to("/things"), MISSING).await;
-    let app = router().layer(service.layer(by_user().or(key::header("x-key"))));
-    service
-        .check(&app, with_headers(&[b"7"]), locked("7"))
-        .await;
-    let mut request = with_headers(&[b"7"]);
-    request.extensions_mut().insert(User("alice"));
-    service.check(&app, request, locked("alice")).await;
+    service.check(&app, request, MISCONFIGURED).await;
+    service.check(&app, to("/nowhere"), NotFound).await;
+    let log = log.text();
+    assert_eq!(log.matches(type_name::<User>()).count(), 5, "{log}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn key_extension_locks_the_value_of_the_extension() {
     let service = Service::new();
-    let app = router().layer(service.layer(key::extension::<User>(User::name)));
-    service.check(&app, to("/things"), MISCONFIGURED).await;
-    for (name, expected) in [("", MISSING), ("alice", locked("alice"))] {
-        let mut request = to("/things");
-        request.extensions_mut().insert(User(name));
-        service.check(&app, request, expected).await;
+    let optional = || key::optional_extension::<User>(User::name);
+    let required = router().layer(service.layer(key::extension::<User>(User::name)));
+    let or_header = router().layer(service.layer(optional().or(key::header("x-key"))));
+    let optional = router().layer(service.layer(optional()));
+    for (app, user, expected) in [
+        (&required, None, MISCONFIGURED),
+        (&required, Some(""), MISSING),
+        (&required, Some("alice"), locked("alice")),
+        (&optional, None, MISSING),
+        (&optional, Some("alice"), locked("alice")),
+        (&or_header, None, locked("7")),
+        (&or_header, Some("alice"), locked("alice")),
+    ] {
+        let mut request = with_headers(&[b"7"]);
+        if let Some(name) = user {
+            request.extensions_mut().insert(User(name));
+        }
+        service.check(app, request, expected).await;
     }
 }
 
@@ -265,9 +240,31 @@ async fn key_path_locks_its_parameter() {
         service.check(&app, to(&uri), locked(long.as_str())).await;
     }
     let app = router().layer(service.layer(key::path("path")));
-    service
-        .check(&app, to("/files/a/b%2Fc"), locked("a/b/c"))
-        .await;
+    let expected = locked("a/b/c");
+    service.check(&app, to("/files/a/b%2Fc"), expected).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_matched_path_is_the_route_and_not_the_target() {
+    let service = Service::new();
+    let app = router().layer(service.layer(key::matched_path()));
+    let expected = locked("/things/{id}");
+    service.check(&app, to("/things/7"), expected).await;
+    service.check(&app, to("/nowhere"), NotFound).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_typed_path_refuses_a_path_that_does_not_parse() {
+    let service = Service::new();
+    let app = router().layer(service.layer(key::typed_path::<OrderId>()));
+    for (target, expected) in [
+        ("/things/7", locked(("order", "7"))),
+        ("/things/x", INVALID),
+        ("/things", MISCONFIGURED),
+        ("/nowhere", NotFound),
+    ] {
+        service.check(&app, to(target), expected).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -275,57 +272,54 @@ async fn key_path_reads_parameters_of_nested_routers() {
     let service = Service::new();
     let by_both = || (key::path("tenant"), key::path("id"));
     let inside = router().route_layer(service.layer(by_both()));
+    let nested = || Router::new().nest("/t/{tenant}", router());
     let apps = [
         Router::new().nest("/t/{tenant}", inside),
-        Router::new()
-            .nest("/t/{tenant}", router())
-            .layer(service.layer(by_both())),
-        Router::new()
-            .nest("/t/{tenant}", router())
-            .route_layer(service.layer(by_both())),
-        Router::new().merge(
-            Router::new()
-                .nest("/t/{tenant}", router())
-                .layer(service.layer(by_both())),
-        ),
+        nested().layer(service.layer(by_both())),
+        nested().route_layer(service.layer(by_both())),
+        Router::new().merge(nested().layer(service.layer(by_both()))),
     ];
     for app in apps {
-        let expected = locked(("acme", "7"));
-        service.check(&app, to("/t/acme/things/7"), expected).await;
-        let expected = locked(("a/c", "7"));
-        service.check(&app, to("/t/a%2Fc/things/7"), expected).await;
-        service.check(&app, to("/t/%FF/things/7"), INVALID).await;
-        service
-            .check(&app, to("/t/acme/things"), MISCONFIGURED)
-            .await;
-        service.check(&app, to("/t/acme/nowhere"), NotFound).await;
-        service.check(&app, to("/nowhere"), NotFound).await;
+        for (target, expected) in [
+            ("/t/acme/things/7", locked(("acme", "7"))),
+            ("/t/a%2Fc/things/7", locked(("a/c", "7"))),
+            ("/t/%FF/things/7", INVALID),
+            ("/t/acme/things", MISCONFIGURED),
+            ("/t/acme/nowhere", NotFound),
+            ("/nowhere", NotFound),
+        ] {
+            service.check(&app, to(target), expected).await;
+        }
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn key_path_outside_of_a_nested_service_finds_its_parameter() {
-    let service = Service::new();
-    // axum tells middleware no `MatchedPath` here, as it does for its fallback.
-    let behind = |layer: RedlockLayer| {
-        Router::new()
-            .nest_service("/t/{tenant}", router())
-            .layer(layer)
-    };
-    let app = behind(service.layer(("thing", key::path("tenant"))));
+    // axum tells middleware no `MatchedPath` before a nested service, as it does for its fallback.
+    let app = Router::new().nest_service("/t/{tenant}", router());
+    let app = app.layer(service.layer(("thing", key::path("tenant"))));
     let expected = locked(("thing", "acme"));
     service.check(&app, to("/t/acme/things/7"), expected).await;
+    let app = Router::new().nest_service("/t", router());
+    let app = app.layer(service.layer(key::header("x-key")));
+    service.check(&app, to("/t/things/7"), MISSING).await;
+    // Two parameters of one name.
+    let inner = Router::new().route("/things/{id}", post(handler));
+    let inner = inner.layer(service.layer(("thing", key::path("id"))));
+    let app = Router::new().nest("/t/{id}", inner.clone());
+    let app = app.nest("/of/{tenant}", inner);
+    service
+        .check(&app, to("/t/1/things/7"), MISCONFIGURED)
+        .await;
+    let expected = locked(("thing", "7"));
+    service.check(&app, to("/of/1/things/7"), expected).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn key_path_outside_of_the_router_is_misconfigured_and_never_unlocked() {
     let service = Service::new();
     for missing_key in [OnMissingKey::Reject, OnMissingKey::Pass] {
-        let layer = service.layer(("thing", key::path("id")));
-        let outside = layer.missing_key(missing_key).layer(router());
-        let response = outside.oneshot(to("/things/7")).await.unwrap();
-        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        let rejection = response.extensions().get::<Rejection>().unwrap();
-        assert_eq!(rejection.code(), "misconfigured");
+        let by_path = service.layer(("thing", key::path("id")));
+        for layer in [by_path, service.layer(key::matched_path())] {
+            let outside = layer.missing_key(missing_key).layer(router());
+            let refused = Answer::to(&outside, to("/things/7")).await;
+            assert_eq!(refused.told(), (500, "misconfigured"));
+        }
     }
 }

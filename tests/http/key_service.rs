@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use http::{HeaderName, HeaderValue, Request, StatusCode};
-use support::three_nodes_with;
+use support::{request, three_nodes};
 use tower::ServiceExt;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -48,13 +48,7 @@ impl User {
 /// The handler: answers only under a lock, with the keys in an extension for the test.
 pub(crate) async fn handler(request: axum::extract::Request) -> Response {
     let handle = request.extensions().get::<LockHandle>();
-    let Some(handle) = handle else {
-        panic!(
-            "{} {} is served without a lock",
-            request.method(),
-            request.uri()
-        );
-    };
+    let handle = handle.unwrap_or_else(|| panic!("{request:?} is served without a lock"));
     assert!(!handle.keys().is_empty());
     assert!(handle.keys().iter().all(|key| !key.is_empty()));
     let mut response = StatusCode::OK.into_response();
@@ -79,11 +73,7 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) fn new() -> Self {
-        Self::in_namespace("redlock")
-    }
-
-    pub(crate) fn in_namespace(namespace: &str) -> Self {
-        let (nodes, redlock) = three_nodes_with(|builder| builder.namespace(namespace));
+        let (nodes, redlock) = three_nodes();
         Self { nodes, redlock }
     }
 
@@ -94,11 +84,8 @@ impl Service {
     pub(crate) async fn check(&self, app: &Router, request: Request<Body>, expected: Treatment) {
         let what: String = format!("{request:?}").chars().take(200).collect();
         let copy = copy_of(&request);
-        assert_eq!(
-            self.treatment(app, request, &what).await,
-            expected,
-            "{what}"
-        );
+        let treatment = self.treatment(app, request, &what).await;
+        assert_eq!(treatment, expected, "{what}");
         if let Locked(keys) = expected {
             let elsewhere = self.redlock.lock_all(keys.as_slice().to_vec()).await;
             let refused = self.treatment(app, copy, &what).await;
@@ -145,7 +132,7 @@ pub(crate) fn copy_of(request: &Request<Body>) -> Request<Body> {
 }
 
 pub(crate) fn to(uri: &str) -> Request<Body> {
-    Request::post(uri).body(Body::empty()).unwrap()
+    request("POST", uri)
 }
 
 pub(crate) fn with_headers(values: &[&[u8]]) -> Request<Body> {

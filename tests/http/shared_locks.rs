@@ -3,13 +3,12 @@
 use std::convert::Infallible;
 
 use axum::extract::{FromRequestParts, Path, Query};
-use axum::middleware::{Next, from_fn};
 use axum::routing::{any, post};
 use axum::{Router, debug_handler};
 use http::request::Parts;
 use http::{Method, StatusCode};
 use serde::Deserialize;
-use support::{ms, redlock, secs, three_nodes};
+use support::{ms, redlock, secs, send, three_nodes};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -17,7 +16,7 @@ use tower_redlock::{
     OnUnavailable, Redlock, RedlockLayer, key,
 };
 
-use crate::shop::{AppState, OrderId, Transfer, send, until_free};
+use crate::shop::{AppState, OrderId, Transfer, until_free};
 
 #[tokio::test(start_paused = true)]
 async fn locked_shares_the_lock_of_a_layer_with_the_same_key() {
@@ -34,17 +33,13 @@ async fn locked_shares_the_lock_of_a_layer_with_the_same_key() {
         "shared".to_owned()
     }
     let (nodes, redlock) = three_nodes();
-    let by_order = key::typed_path::<OrderId>();
+    let (by_order, by_id) = (key::typed_path::<OrderId>(), ("order", key::path("id")));
     let app = Router::new()
         .route("/orders/{id}", post(handler))
         .route_layer(RedlockLayer::new(redlock.clone(), by_order))
-        .route_layer(RedlockLayer::new(
-            redlock.clone(),
-            ("order", key::path("id")),
-        ))
+        .route_layer(RedlockLayer::new(redlock.clone(), by_id))
         .with_state(redlock);
-    let (status, body) = send(&app, "POST", "/orders/7").await;
-    assert_eq!((status, &*body), (StatusCode::OK, "shared"));
+    assert_eq!(send(&app, "POST", "/orders/7").await.text(), "shared");
     assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
     assert_eq!(nodes.sent(0, OpKind::Release), 1);
     assert_eq!(nodes.locks(), [0, 0, 0]);
@@ -54,24 +49,21 @@ async fn locked_shares_the_lock_of_a_layer_with_the_same_key() {
 async fn locked_takes_only_keys_that_the_request_does_not_hold() {
     #[debug_handler(state = AppState)]
     async fn handler(handles: LockHandles, Locked(guard, _): Locked<Query<Transfer>>) -> String {
-        let held: usize = handles
-            .to_vec()
-            .iter()
-            .map(|handle| handle.keys().len())
-            .sum();
+        let handles = handles.to_vec();
+        let held: usize = handles.iter().map(|handle| handle.keys().len()).sum();
         assert_eq!(guard.keys(), [LockKey::from(("account", "b"))]);
         format!("{held}")
     }
     let (nodes, redlock) = three_nodes();
+    let by_from = ("account", key::query("from"));
     let app = Router::new()
         .route("/transfer", post(handler))
-        .route_layer(RedlockLayer::new(
-            redlock.clone(),
-            ("account", key::query("from")),
-        ))
+        .route_layer(RedlockLayer::new(redlock.clone(), by_from))
         .with_state(redlock);
-    let (status, body) = send(&app, "POST", "/transfer?from=a&to=b").await;
-    assert_eq!((status, &*body), (StatusCode::OK, "2"));
+    assert_eq!(
+        send(&app, "POST", "/transfer?from=a&to=b").await.text(),
+        "2"
+    );
     until_free(&nodes).await;
 }
 
@@ -103,8 +95,8 @@ async fn locked_guard_extends_and_releases_shared_and_own_keys() {
     let app = Router::new()
         .route("/transfer", post(handler))
         .with_state(redlock.build().unwrap());
-    let (_, body) = send(&app, "POST", "/transfer?from=a&to=b").await;
-    assert_eq!(body, "true Ok(Freed) false");
+    let answer = send(&app, "POST", "/transfer?from=a&to=b").await;
+    assert_eq!(answer.text(), "true Ok(Freed) false");
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
@@ -131,8 +123,7 @@ async fn locked_does_not_share_a_lost_lock() {
         .route("/orders/{id}", post(handler))
         .route_layer(layer.on_lost(OnLost::Notify).max_hold(secs(5)))
         .with_state(redlock);
-    let (status, body) = send(&app, "POST", "/orders/7").await;
-    assert_ne!((status, &*body), (StatusCode::OK, "false"));
+    assert_ne!(send(&app, "POST", "/orders/7").await.text(), "false");
     until_free(&nodes).await;
 }
 
@@ -147,7 +138,7 @@ async fn locked_does_not_share_the_same_key_of_another_redlock() {
         .route("/orders/{id}", post(handler))
         .route_layer(RedlockLayer::new(others, ("order", key::path("id"))))
         .with_state(redlock(&nodes));
-    assert_eq!(send(&app, "POST", "/orders/7").await.1, "2");
+    assert_eq!(send(&app, "POST", "/orders/7").await.text(), "2");
     assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
 }
 
@@ -165,7 +156,7 @@ async fn nested_layers_in_opposite_orders_do_not_deadlock() {
         let began = Instant::now();
         let requests = ["/ab", "/ba", "/ab", "/ba"].map(|target| {
             let app = app.clone();
-            async move { send(&app, "POST", target).await.0 }
+            async move { send(&app, "POST", target).await.status }
         });
         for status in futures_util::future::join_all(requests).await {
             served += usize::from(status == StatusCode::OK);
@@ -193,7 +184,10 @@ async fn fencing_token_of_returns_the_token_of_each_key() {
         .route("/transfer", post(handler))
         .route_layer(RedlockLayer::new(redlock.clone(), by_from))
         .with_state(redlock);
-    assert_eq!(send(&app, "POST", "/transfer?from=a&to=b").await.1, "None");
+    assert_eq!(
+        send(&app, "POST", "/transfer?from=a&to=b").await.text(),
+        "None"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,35 +207,9 @@ async fn lock_handle_is_none_when_only_an_outer_layer_locked() {
         .route("/skipped", any(handler))
         .layer(inner)
         .layer(outer);
-    assert_eq!(send(&app, "POST", "/").await.1, "None");
-    assert_eq!(send(&app, "GET", "/?id=7").await.1, "None");
-    assert_eq!(send(&app, "POST", "/skipped?id=7").await.1, "None");
+    assert_eq!(send(&app, "POST", "/").await.text(), "None");
+    assert_eq!(send(&app, "GET", "/?id=7").await.text(), "None");
+    assert_eq!(send(&app, "POST", "/skipped?id=7").await.text(), "None");
     (0..3).for_each(|node| nodes.set(node, Gate::Down));
-    assert_eq!(send(&app, "POST", "/?id=7").await.1, "None");
-}
-
-/// Two routes that lock in two services in opposite orders: there is no order between services.
-#[tokio::test(start_paused = true)]
-async fn nested_layers_of_two_services_in_opposite_orders_do_not_deadlock() {
-    let (one, other) = (Redlock::in_memory(3), Redlock::in_memory(3));
-    let a = RedlockLayer::new(one, "a").wait(secs(30));
-    let b = RedlockLayer::new(other, "b").wait(secs(30));
-    let handler = || async { sleep(ms(100)).await };
-    // Both have their first lock before either asks for its second.
-    let between = from_fn(async |request: axum::extract::Request, next: Next| {
-        sleep(ms(10)).await;
-        next.run(request).await
-    });
-    let app = Router::new()
-        .route(
-            "/ab",
-            post(handler).layer((a.clone(), between.clone(), b.clone())),
-        )
-        .route("/ba", post(handler).layer((b, between, a)));
-    let began = Instant::now();
-    let (first, second) = tokio::join!(send(&app, "POST", "/ab"), send(&app, "POST", "/ba"));
-    let mut statuses = [first.0, second.0];
-    statuses.sort_unstable();
-    assert_eq!(statuses, [StatusCode::OK, StatusCode::LOCKED]);
-    assert!(began.elapsed() < secs(1));
+    assert_eq!(send(&app, "POST", "/?id=7").await.text(), "None");
 }

@@ -1,16 +1,12 @@
 //! A shop whose handlers lock orders and accounts.
 
-use axum::body::Body;
 use axum::extract::{FromRef, Path};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Router, debug_handler};
-use http::{Request, StatusCode};
-use http_body_util::BodyExt;
 use serde::Deserialize;
 use support::{ms, secs};
 use tokio::time::sleep;
-use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockKey, LockKeys, LockOptions, LockResource, Locked, Redlock};
 
@@ -45,21 +41,6 @@ impl LockResource for Transfer {
 #[derive(Clone, FromRef)]
 pub(crate) struct AppState {
     pub(crate) redlock: Redlock,
-}
-
-pub(crate) async fn send(app: &Router, method: &str, target: &str) -> (StatusCode, String) {
-    let request = Request::builder().method(method).uri(target);
-    let response = app
-        .clone()
-        .oneshot(request.body(Body::empty()).unwrap())
-        .await;
-    text(response.unwrap()).await
-}
-
-pub(crate) async fn text(response: Response) -> (StatusCode, String) {
-    let status = response.status();
-    let body = response.into_body().collect().await.unwrap().to_bytes();
-    (status, String::from_utf8(body.to_vec()).unwrap())
 }
 
 /// Waits until no node holds a lock: what is dropped is released in the background.

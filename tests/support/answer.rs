@@ -1,14 +1,45 @@
 //! The answer of a service that is called without a socket.
 
 use std::convert::Infallible;
+use std::fmt::Debug;
 
-use axum::body::{Body, Bytes};
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use http_body_util::BodyExt;
+use serde_json::Value;
+use tokio::task::JoinHandle;
 use tower::{Service, ServiceExt};
 use tower_redlock::Rejection;
+
+/// Returns a request without a body.
+pub fn request(method: &str, target: &str) -> Request {
+    request_with(method, target, &[])
+}
+
+/// Returns a request with headers and without a body.
+#[track_caller]
+pub fn request_with(method: &str, target: &str, headers: &[(&str, &str)]) -> Request {
+    let request = Request::builder().method(method).uri(target);
+    let request = headers.iter().fold(request, |request, (name, value)| {
+        request.header(*name, *value)
+    });
+    let request = request.body(Body::empty());
+    request.expect("the test's method, target and headers are valid")
+}
+
+/// Sends a request without a body, and reads the response to its end.
+pub async fn send(app: &Router, method: &str, target: &str) -> Answer {
+    Answer::to(app, request(method, target)).await
+}
+
+/// Sends a request without a body, in a task of its own.
+pub fn spawn_send(app: &Router, method: &str, target: &str) -> JoinHandle<Answer> {
+    let (app, request) = (app.clone(), request(method, target));
+    tokio::spawn(async move { Answer::to(&app, request).await })
+}
 
 /// A response that was read to its end.
 #[derive(Debug, Clone)]
@@ -22,9 +53,10 @@ pub struct Answer {
 
 impl Answer {
     /// Sends a request and reads the response to its end.
-    pub async fn to<S>(app: &S, request: Request) -> Self
+    pub async fn to<S, B>(app: &S, request: Request) -> Self
     where
-        S: Service<Request, Response = Response<Body>, Error = Infallible> + Clone,
+        S: Service<Request, Response = Response<B>, Error = Infallible> + Clone,
+        B: HttpBody<Error: Debug>,
     {
         let Ok(response) = app.clone().oneshot(request).await;
         let (head, body) = response.into_parts();
@@ -49,6 +81,16 @@ impl Answer {
         let mut headers = self.headers.clone();
         headers.remove(REPLAYED);
         (self.status, headers, &self.body, self.trailers.as_ref())
+    }
+
+    /// Returns the body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8(self.body.to_vec()).expect("the body is text")
+    }
+
+    /// Returns the body as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).expect("the body is JSON")
     }
 
     /// Returns the status, and which refusal it is.

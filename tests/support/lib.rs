@@ -43,7 +43,7 @@ mod uses;
 mod waiting;
 
 pub use alone::alone;
-pub use answer::Answer;
+pub use answer::{Answer, request, request_with, send, spawn_send};
 pub use child::{ChildProcess, example_path};
 pub use cluster::{Cluster, quorum};
 pub use deadline::Deadline;
