@@ -9,10 +9,9 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::CONTENT_TYPE;
 use http::{Request, Response, StatusCode};
 use http_body_util::{Empty, Full};
-use support::{Answer, three_nodes};
+use support::{Answer, request_with, three_nodes};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::middleware::ReadBody;
 use tower_redlock::{
@@ -35,8 +34,8 @@ fn teapot(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
 }
 
 async fn send(app: &Router, target: &str, content_type: &str) -> Answer {
-    let request = Request::post(target).header(CONTENT_TYPE, content_type);
-    Answer::to(app, request.body(Body::empty()).unwrap()).await
+    let request = request_with("POST", target, &[("content-type", content_type)]);
+    Answer::to(app, request).await
 }
 
 /// Consumes the request, whatever its content type is.
@@ -72,20 +71,14 @@ fn app(redlock: &Redlock) -> Router {
         Err(LockedRejection::Lock(refused)) => refused.rejection().code().to_owned(),
         Err(_) => "no order".to_owned(),
     };
+    let locked = async |_: Locked<Path<OrderId>>| "locked";
+    let optional = async |_: Option<Locked<Path<OrderId>>>| "locked";
+    let optional_body = async |_: Option<Locked<Consumed>>| "locked";
     Router::new()
-        .route(
-            "/locked/{id}",
-            post(async |_: Locked<Path<OrderId>>| "locked"),
-        )
-        .route(
-            "/optional/{id}",
-            post(async |_: Option<Locked<Path<OrderId>>>| "locked"),
-        )
+        .route("/locked/{id}", post(locked))
+        .route("/optional/{id}", post(optional))
         .route("/body", post(async |_: Locked<Consumed>| "locked"))
-        .route(
-            "/optional_body",
-            post(async |_: Option<Locked<Consumed>>| "locked"),
-        )
+        .route("/optional_body", post(optional_body))
         .route("/result/{id}", post(as_result))
         .route("/handle", post(async |_: LockHandle| "held"))
         .route("/token", post(async |_: FencingToken| "fenced"))
@@ -161,11 +154,8 @@ async fn buffer_body_layer_rejection_answers_every_body_that_it_refuses() {
         Body::from_stream(stream::iter([piece("1"), end]))
     };
     let send = async |layer: &BufferBodyLayer, body: Body| {
-        let response = layer
-            .layer(inner)
-            .oneshot(Request::new(body))
-            .await
-            .unwrap();
+        let service = layer.layer(inner);
+        let response = service.oneshot(Request::new(body)).await.unwrap();
         let rejection = response.extensions().get::<Rejection>();
         (response.status(), rejection.map(Rejection::code))
     };

@@ -8,9 +8,11 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::stream;
-use http::{HeaderName, Request, StatusCode};
+use http::{HeaderName, StatusCode};
 use http_body_util::BodyExt;
-use support::{Answer, ms, once, redlock, secs, set_all, three_nodes};
+use support::{
+    Answer, ms, once, redlock, request, request_with, secs, send, set_all, spawn_send, three_nodes,
+};
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -20,14 +22,6 @@ use tower_redlock::{
 };
 
 use crate::shop::{OrderId, until_free};
-
-fn request(target: &str) -> Request<Body> {
-    Request::post(target).body(Body::empty()).unwrap()
-}
-
-async fn send(app: &Router, target: &str) -> Answer {
-    Answer::to(app, request(target)).await
-}
 
 fn layer(redlock: &Redlock) -> RedlockLayer {
     RedlockLayer::new(redlock.clone(), ("order", key::path("id")))
@@ -61,7 +55,7 @@ async fn release_frees_the_lock_and_the_handler_goes_on() {
             let layer = layer(&redlock).on_lost(on_lost).release_at(release_at);
             let token = HeaderName::from_static("x-fencing-token");
             let app = app(&redlock, layer.expose_token(token.clone()));
-            let answer = send(&app, "/orders/7").await;
+            let answer = send(&app, "POST", "/orders/7").await;
             assert_eq!(answer.status, StatusCode::OK);
             assert_eq!(answer.body, "early");
             // That of the lock under which the handler has worked.
@@ -80,7 +74,7 @@ async fn release_frees_the_lock_of_a_handler_in_a_task_of_its_own() {
     let app = Router::new()
         .route("/orders/{id}", post(early).layer(layer))
         .with_state(redlock.clone());
-    assert_eq!(send(&app, "/orders/7").await.body, "early");
+    assert_eq!(send(&app, "POST", "/orders/7").await.body, "early");
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
@@ -96,7 +90,7 @@ async fn release_lets_the_response_stream_without_the_lock() {
     }
     let (_nodes, redlock) = three_nodes();
     let app: Router = Router::new().route("/orders/{id}", post(stream).layer(layer(&redlock)));
-    let response = app.oneshot(request("/orders/7")).await.unwrap();
+    let response = app.oneshot(request("POST", "/orders/7")).await.unwrap();
     let guard = redlock.try_lock(("order", 7)).await.unwrap();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "xxx");
@@ -117,7 +111,7 @@ async fn response_waits_for_a_release_that_the_handler_has_not_awaited() {
         .route("/orders/{id}", post(handler).layer(layer(&redlock)))
         .layer(Extension(nodes.clone()));
     let began = Instant::now();
-    assert_eq!(send(&app, "/orders/7").await.body, "soon");
+    assert_eq!(send(&app, "POST", "/orders/7").await.body, "soon");
     assert!(began.elapsed() >= ms(20));
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
@@ -146,12 +140,12 @@ async fn release_does_not_take_the_lock_from_an_extractor_or_another_layer() {
         .route_layer(layer(&redlock))
         .route_layer(layer(&redlock))
         .with_state(redlock.clone());
-    let serving = tokio::spawn({
-        let app = app.clone();
-        async move { send(&app, "/orders/7").await }
-    });
+    let serving = spawn_send(&app, "POST", "/orders/7");
     sleep(secs(20)).await;
-    assert_eq!(send(&app, "/orders/7").await.status, StatusCode::LOCKED);
+    assert_eq!(
+        send(&app, "POST", "/orders/7").await.status,
+        StatusCode::LOCKED
+    );
     assert_eq!(serving.await.unwrap().body, "served");
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
@@ -185,13 +179,10 @@ async fn release_leaves_the_lock_to_an_upgraded_guard_and_to_an_execution() {
         .route("/orders/{id}", post(upgraded))
         .route("/executed/{id}", post(executed).layer(once(&redlock)))
         .route_layer(layer(&redlock));
-    assert_eq!(send(&app, "/orders/7").await.body, "upgraded");
+    assert_eq!(send(&app, "POST", "/orders/7").await.body, "upgraded");
     assert!(redlock.try_lock(("order", 7)).await.is_err());
     sleep(secs(21)).await;
-    let mut keyed = request("/executed/7");
-    keyed
-        .headers_mut()
-        .insert("idempotency-key", "a".parse().unwrap());
+    let keyed = request_with("POST", "/executed/7", &[("idempotency-key", "a")]);
     assert_eq!(Answer::to(&app, keyed).await.body, "Ok(Shared)");
     until_free(&nodes).await;
 }

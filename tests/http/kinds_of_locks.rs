@@ -1,14 +1,15 @@
 //! Layers whose locks several requests hold: readers, and up to n requests at a time.
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::Path;
 use axum::routing::{any, get};
-use http::{HeaderValue, Method, Request, StatusCode};
+use http::{Method, StatusCode};
 use serde::Deserialize;
-use support::{Answer, Log, assert_matches, ms, redlock, secs, three_nodes};
+use support::{
+    Answer, Log, assert_matches, ms, redlock, request_with, secs, send, spawn_send, three_nodes,
+};
 use tokio::time::{Instant, sleep};
-use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
     FencingToken, LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, Redlock,
     RedlockLayer, Rejection, key,
@@ -30,21 +31,11 @@ fn app(layer: RedlockLayer) -> Router {
     Router::new().route("/pages/{id}", any(slow).layer(layer))
 }
 
-fn request(method: &str, target: &str) -> Request<Body> {
-    let request = Request::builder().method(method).uri(target);
-    request.body(Body::empty()).unwrap()
-}
-
-async fn send(app: &Router, method: &str, target: &str) -> Answer {
-    Answer::to(app, request(method, target)).await
-}
-
 /// Sends requests at the same time, and returns their answers.
 async fn send_all(app: &Router, methods: &[&'static str]) -> Vec<Answer> {
-    let requests = methods.iter().copied().map(|method| {
-        let app = app.clone();
-        tokio::spawn(async move { send(&app, method, "/pages/7").await })
-    });
+    let requests = methods
+        .iter()
+        .map(|method| spawn_send(app, method, "/pages/7"));
     let requests: Vec<_> = requests.collect();
     let mut answers = Vec::new();
     for request in requests {
@@ -69,14 +60,12 @@ async fn shared_methods_run_beside_each_other_and_exclude_the_others() {
     assert_eq!(statuses(&readers), [200; 4]);
     assert_eq!(readers[0].body, "None false");
     assert!(began.elapsed() < ms(1_500));
-    assert_eq!(
-        statuses(&send_all(&app, &["GET", "GET", "PUT"]).await),
-        [200, 200, 423]
-    );
-    assert_eq!(
-        statuses(&send_all(&app, &["PUT", "GET", "GET"]).await),
-        [200, 423, 423]
-    );
+    for (methods, expected) in [
+        (["GET", "GET", "PUT"], [200, 200, 423]),
+        (["PUT", "GET", "GET"], [200, 423, 423]),
+    ] {
+        assert_eq!(statuses(&send_all(&app, &methods).await), expected);
+    }
     let writer = send(&app, "PUT", "/pages/7").await;
     assert_eq!(writer.body, "None true");
     // Another page is another resource.
@@ -89,50 +78,30 @@ async fn shared_methods_run_beside_each_other_and_exclude_the_others() {
 async fn shared_methods_are_locked_although_the_list_of_methods_lacks_them() {
     let nodes = ScriptedNodes::new(3);
     let layer = layer(&redlock(&nodes)).methods([Method::PUT]);
-    let app = app(layer
-        .shared_methods([Method::GET])
-        .missing_key(tower_redlock::OnMissingKey::Pass));
+    let app = app(layer.shared_methods([Method::GET]));
     send(&app, "GET", "/pages/7").await;
     assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
     // Neither is named. The handler has no lock.
-    assert_eq!(
-        send(&app, "POST", "/pages/7").await.status,
-        StatusCode::INTERNAL_SERVER_ERROR
-    );
+    assert_eq!(send(&app, "POST", "/pages/7").await.status, 500);
     assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_waits_is_served_before_readers_that_come_later() {
     let nodes = ScriptedNodes::new(3);
-    let app = app(layer(&redlock(&nodes))
-        .shared_methods([Method::GET])
-        .wait(secs(5)));
+    let layer = layer(&redlock(&nodes)).shared_methods([Method::GET]);
+    let app = app(layer.wait(secs(5)));
     let began = Instant::now();
-    let reader = tokio::spawn({
-        let app = app.clone();
-        async move { send(&app, "GET", "/pages/7").await }
-    });
+    let reader = spawn_send(&app, "GET", "/pages/7");
     sleep(ms(100)).await;
-    let writer = tokio::spawn({
-        let app = app.clone();
-        async move {
-            send(&app, "PUT", "/pages/7").await;
-            Instant::now()
-        }
-    });
+    let writer = spawn_send(&app, "PUT", "/pages/7");
     sleep(ms(100)).await;
-    let late = tokio::spawn({
-        let app = app.clone();
-        async move {
-            send(&app, "GET", "/pages/7").await;
-            Instant::now()
-        }
-    });
+    let late = spawn_send(&app, "GET", "/pages/7");
     assert_eq!(reader.await.unwrap().status, StatusCode::OK);
-    let (wrote, read) = (writer.await.unwrap(), late.await.unwrap());
-    assert!(wrote - began < ms(2_200), "{:?}", wrote - began);
-    assert!(read - began >= secs(3), "{:?}", read - began);
+    writer.await.unwrap();
+    assert!(began.elapsed() < ms(2_200), "{:?}", began.elapsed());
+    late.await.unwrap();
+    assert!(began.elapsed() >= secs(3), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,20 +112,14 @@ async fn as_many_requests_as_allowed_run_at_a_time_and_one_more_is_answered_429(
     assert_eq!(statuses(&answers), [200, 200, 200, 429, 429]);
     let refused = answers.iter().find(|answer| answer.status == 429).unwrap();
     assert_eq!(refused.code(), "too-many-concurrent");
-    assert_eq!(
-        refused.headers["retry-after"],
-        HeaderValue::from_static("1")
-    );
-    let body: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
+    assert_eq!(refused.headers["retry-after"], "1");
+    let body = refused.json();
     assert_eq!(body["code"], "too-many-concurrent");
     assert_eq!(body["status"], 429);
     assert_matches!(refused.rejection, Some(Rejection::TooManyConcurrent { .. }));
-    let mut slots: Vec<_> = answers
-        .iter()
-        .filter(|answer| answer.status == 200)
-        .collect();
-    slots.sort_by_key(|answer| answer.body.clone());
-    let slots: Vec<_> = slots.iter().map(|answer| answer.body.clone()).collect();
+    let served = answers.iter().filter(|answer| answer.status == 200);
+    let mut slots: Vec<_> = served.map(Answer::text).collect();
+    slots.sort_unstable();
     assert_eq!(slots, ["Some(0) true", "Some(1) true", "Some(2) true"]);
 }
 
@@ -174,48 +137,34 @@ async fn a_request_that_may_wait_gets_the_next_free_slot() {
 async fn grpc_requests_beyond_the_limit_get_resource_exhausted() {
     let nodes = ScriptedNodes::new(3);
     let app = app(layer(&redlock(&nodes)).max_concurrent(1));
-    let first = tokio::spawn({
-        let app = app.clone();
-        async move { send(&app, "POST", "/pages/7").await }
-    });
+    let first = spawn_send(&app, "POST", "/pages/7");
     sleep(ms(10)).await;
-    let mut call = request("POST", "/pages/7");
-    let grpc = HeaderValue::from_static("application/grpc");
-    call.headers_mut().insert("content-type", grpc);
-    let refused = Answer::to(&app, call).await;
-    assert_eq!(
-        (refused.status.as_u16(), &refused.headers["grpc-status"]),
-        (200, &HeaderValue::from_static("8"))
-    );
+    let grpc = [("content-type", "application/grpc")];
+    let refused = Answer::to(&app, request_with("POST", "/pages/7", &grpc)).await;
+    assert_eq!(refused.status, StatusCode::OK);
+    assert_eq!(refused.headers["grpc-status"], "8");
     assert_eq!(first.await.unwrap().status, StatusCode::OK);
 }
 
 #[tokio::test(start_paused = true)]
-async fn impossible_numbers_of_slots_are_misconfigured() {
+async fn impossible_slots_are_misconfigured() {
     let nodes = ScriptedNodes::new(3);
-    for n in [0, 65] {
-        let app = app(layer(&redlock(&nodes)).max_concurrent(n));
+    let slots = |n| layer(&redlock(&nodes)).max_concurrent(n);
+    for (layer, remedy) in [
+        (slots(0), "between 1 and 64"),
+        (slots(65), "between 1 and 64"),
+        (slots(1).shared_methods([Method::GET]), "shared_methods"),
+    ] {
+        let app = app(layer);
         let (log, _logging) = Log::subscribed();
-        let refused = send(&app, "POST", "/pages/7").await;
-        assert_eq!(refused.told(), (500, "misconfigured"));
+        for method in ["PUT", "GET"] {
+            let refused = send(&app, method, "/pages/7").await;
+            assert_eq!(refused.told(), (500, "misconfigured"));
+        }
         let log = log.text();
-        assert!(log.contains("between 1 and 64"), "{log}");
+        assert!(log.contains(remedy), "{log}");
     }
     assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn no_quorum_is_503_for_readers_and_slots_too() {
-    let nodes = ScriptedNodes::new(3);
-    nodes.set(0, Gate::Failing);
-    nodes.set(1, Gate::Failing);
-    for layer in [
-        layer(&redlock(&nodes)).max_concurrent(3),
-        layer(&redlock(&nodes)).shared_methods([Method::POST]),
-    ] {
-        let refused = send(&app(layer), "POST", "/pages/7").await;
-        assert_eq!(refused.told(), (503, "lock-unavailable"));
-    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -269,10 +218,8 @@ fn extractors(redlock: &Redlock) -> Router<()> {
 async fn extractors_share_a_resource_or_bound_its_requests() {
     let nodes = ScriptedNodes::new(3);
     let app = extractors(&redlock(&nodes));
-    assert_eq!(
-        statuses(&send_all(&app, &["GET", "GET", "PUT"]).await),
-        [200, 200, 423]
-    );
+    let answers = send_all(&app, &["GET", "GET", "PUT"]).await;
+    assert_eq!(statuses(&answers), [200, 200, 423]);
     until_free(&nodes).await;
     let answers = send_all(&app, &["POST"; 3]).await;
     assert_eq!(statuses(&answers), [200, 200, 429]);
@@ -289,12 +236,9 @@ async fn an_extractor_shares_the_layers_lock_only_if_that_is_enough() {
     assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
     until_free(&nodes).await;
 
-    let shared = extractors(&redlock)
-        .route_layer(layer(&redlock).shared_methods([Method::PUT, Method::GET]));
-    assert_eq!(
-        send(&shared, "GET", "/pages/7").await.status,
-        StatusCode::OK
-    );
+    let sharing = layer(&redlock).shared_methods([Method::PUT, Method::GET]);
+    let shared = extractors(&redlock).route_layer(sharing);
+    assert_eq!(send(&shared, "GET", "/pages/7").await.status, 200);
     let (log, _logging) = Log::subscribed();
     let refused = send(&shared, "PUT", "/pages/7").await;
     assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);
@@ -305,19 +249,13 @@ async fn an_extractor_shares_the_layers_lock_only_if_that_is_enough() {
     // A slot is another resource than the page itself, and one slot is enough for a request.
     let slot = extractors(&redlock).route_layer(layer(&redlock));
     let before = nodes.sent(0, OpKind::Acquire);
-    assert!(
-        send(&slot, "POST", "/pages/7")
-            .await
-            .body
-            .starts_with(b"Some")
-    );
+    let answer = send(&slot, "POST", "/pages/7").await;
+    assert!(answer.body.starts_with(b"Some"), "{answer:?}");
     assert_eq!(nodes.sent(0, OpKind::Acquire) - before, 2);
     let slots = extractors(&redlock).route_layer(layer(&redlock).max_concurrent(2));
     let before = nodes.sent(0, OpKind::Acquire);
-    assert_eq!(
-        statuses(&send_all(&slots, &["POST"; 3]).await),
-        [200, 200, 429]
-    );
+    let answers = send_all(&slots, &["POST"; 3]).await;
+    assert_eq!(statuses(&answers), [200, 200, 429]);
     assert!(nodes.sent(0, OpKind::Acquire) - before <= 4);
     until_free(&nodes).await;
 }
@@ -338,18 +276,6 @@ async fn a_reader_has_no_token_and_the_log_says_why() {
     assert_eq!(read.headers.get("x-token"), None);
     let log = log.text();
     assert!(log.contains("reader"), "{log}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn slots_and_readers_in_one_layer_are_misconfigured() {
-    let nodes = ScriptedNodes::new(3);
-    let layer = layer(&redlock(&nodes)).max_concurrent(1);
-    let app = app(layer.shared_methods([Method::GET]));
-    for method in ["GET", "PUT"] {
-        let refused = send(&app, method, "/pages/7").await;
-        assert_eq!(refused.told(), (500, "misconfigured"));
-    }
-    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
 }
 
 /// For requests of a shared method too.

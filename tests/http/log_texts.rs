@@ -3,14 +3,15 @@
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 
-use axum::body::Body;
 use axum::extract::FromRequestParts;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use futures_util::FutureExt;
+use http::StatusCode;
 use http::request::Parts;
-use http::{Request, StatusCode};
-use support::{Answer, Log, assert_matches, once, redlock, secs};
+use support::{
+    Answer, Log, assert_matches, once, redlock, request, request_with, secs, send, spawn_send,
+};
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{
@@ -20,17 +21,12 @@ use tower_redlock::{
 
 use crate::shop::shop;
 
-fn request(method: &str, target: &str) -> Request<Body> {
-    let request = Request::builder().method(method).uri(target);
-    request.body(Body::empty()).unwrap()
-}
-
 /// Sends a request twice, and returns the code of the refusals and the lines of the log.
 async fn refused_twice(app: &Router, target: &str) -> (&'static str, Vec<String>) {
     let (log, _guard) = Log::subscribed();
     let mut code = "";
     for _ in 0..2 {
-        let answer = Answer::to(app, request("POST", target)).await;
+        let answer = send(app, "POST", target).await;
         assert!(answer.status.is_client_error() || answer.status.is_server_error());
         code = answer.code();
     }
@@ -48,21 +44,20 @@ fn assert_logged_once(lines: &[String], text: &str) {
 #[tokio::test(start_paused = true)]
 async fn missing_key_is_logged_once_with_the_part_that_was_looked_for() {
     let nodes = ScriptedNodes::new(3);
-    let layers = [
+    let upload = RedlockLayer::new(redlock(&nodes), ("upload", key::header("x-upload-id")));
+    let tenant = RedlockLayer::new(redlock(&nodes), ("tenant", key::query("t").or(key::host())));
+    let unnamed = RedlockLayer::new(redlock(&nodes), |_: &Parts| None::<String>);
+    for (layer, named) in [
         (
-            RedlockLayer::new(redlock(&nodes), ("upload", key::header("x-upload-id"))),
+            upload,
             "`upload`, whose key comes from header `x-upload-id`",
         ),
         (
-            RedlockLayer::new(redlock(&nodes), ("tenant", key::query("t").or(key::host()))),
+            tenant,
             "`tenant`, whose key comes from query parameter `t` or header `host`",
         ),
-        (
-            RedlockLayer::new(redlock(&nodes), |_: &Parts| None::<String>),
-            "`unnamed`, whose key comes from a function",
-        ),
-    ];
-    for (layer, named) in layers {
+        (unnamed, "`unnamed`, whose key comes from a function"),
+    ] {
         let app = Router::new().route("/", post(async || "served").layer(layer));
         let (code, lines) = refused_twice(&app, "/").await;
         assert_eq!(code, "key-missing");
@@ -95,9 +90,7 @@ async fn missing_scope_is_logged_once_with_the_part_that_was_looked_for() {
     let app = Router::new().route("/", post(async || "served").layer(layer));
     let (log, _guard) = Log::subscribed();
     for _ in 0..2 {
-        let mut request = request("POST", "/");
-        let key = "8e03978e".parse().unwrap();
-        request.headers_mut().insert("idempotency-key", key);
+        let request = request_with("POST", "/", &[("idempotency-key", "8e03978e")]);
         assert_eq!(Answer::to(&app, request).await.code(), "scope-missing");
     }
     let lines: Vec<String> = log.text().lines().map(str::to_owned).collect();
@@ -123,8 +116,8 @@ async fn misconfigured_key_is_logged_once_for_each_route_whatever_its_text() {
     let (log, _guard) = Log::subscribed();
     for route in ["shards", "regions"] {
         for id in 0..40 {
-            let request = request("POST", &format!("/{route}/{id}"));
-            assert_eq!(Answer::to(&app, request).await.code(), "misconfigured");
+            let refused = send(&app, "POST", &format!("/{route}/{id}")).await;
+            assert_eq!(refused.code(), "misconfigured");
         }
     }
     let text = log.text();
@@ -145,27 +138,14 @@ async fn extractor_without_its_layer_names_the_route_and_is_logged_once() {
         .route("/log-texts/{id}/handle", post(handle))
         .route("/log-texts/{id}/token", post(token))
         .route("/log-texts/{id}/once", post(idempotent));
-    for (target, route, text) in [
-        (
-            "/log-texts/7/handle",
-            "/log-texts/{id}/handle",
-            "the handler of `ROUTE` has no lock: no RedlockLayer is around it; apply one with `route_layer`",
-        ),
-        (
-            "/log-texts/7/token",
-            "/log-texts/{id}/token",
-            "the handler of `ROUTE` has no lock: no RedlockLayer is around it; apply one with `route_layer`",
-        ),
-        (
-            "/log-texts/7/once",
-            "/log-texts/{id}/once",
-            "route `ROUTE`: the request has no idempotency key; apply an IdempotencyLayer with `required(true)`, or \
-             extract Option<IdempotencyKey>",
-        ),
-    ] {
-        let (code, lines) = refused_twice(&app, target).await;
+    let no_lock = "the handler of `ROUTE` has no lock: no RedlockLayer is around it; apply one with `route_layer`";
+    let no_key = "route `ROUTE`: the request has no idempotency key; apply an IdempotencyLayer with `required(true)`, \
+                  or extract Option<IdempotencyKey>";
+    for (extracted, text) in [("handle", no_lock), ("token", no_lock), ("once", no_key)] {
+        let (code, lines) = refused_twice(&app, &format!("/log-texts/7/{extracted}")).await;
         assert_eq!(code, "misconfigured");
-        assert_logged_once(&lines, &text.replace("ROUTE", route));
+        let route = format!("/log-texts/{{id}}/{extracted}");
+        assert_logged_once(&lines, &text.replace("ROUTE", &route));
     }
 }
 
@@ -214,9 +194,7 @@ async fn lock_that_is_requested_again_by_its_own_task_is_logged_as_not_re_entran
         .layer(Extension(redlock.clone()));
     let (log, _guard) = Log::subscribed();
     for _ in 0..2 {
-        let app = app.clone();
-        let served =
-            tokio::spawn(async move { Answer::to(&app, request("POST", "/orders/7")).await });
+        let served = spawn_send(&app, "POST", "/orders/7");
         assert_eq!(served.await.unwrap().status, StatusCode::OK);
     }
     // Another task that meets the lock does nothing wrong.
@@ -232,7 +210,7 @@ async fn lock_that_is_requested_again_by_its_own_task_is_logged_as_not_re_entran
     // `Locked` under a layer of the same key shares the lock.
     let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));
     let app = shop(&redlock).layer(layer);
-    let shared = Answer::to(&app, request("POST", "/orders/7/ship")).await;
+    let shared = send(&app, "POST", "/orders/7/ship").await;
     assert_eq!(shared.status, StatusCode::OK);
 }
 
@@ -247,10 +225,8 @@ fn futures_panic_outside_of_a_runtime() {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
         let text = text.expect("a text");
-        assert!(
-            text.contains("must be called from the context of a Tokio 1.x runtime"),
-            "{text}"
-        );
+        let expected = "must be called from the context of a Tokio 1.x runtime";
+        assert!(text.contains(expected), "{text}");
     };
     panics(Box::new(|| {
         drop(redlock.try_lock("k").into_future().now_or_never())

@@ -127,31 +127,6 @@ async fn on_lost_abort_answers_503_without_polling_the_handler_again() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn on_lost_notify_lets_a_handler_that_has_begun_answer() {
-    let (_nodes, redlock) = redlock();
-    let inner = Inner::default();
-    let seen = Arc::clone(&inner.0);
-    seen.is_ready.store(true, Ordering::Relaxed);
-    let layer = RedlockLayer::new(redlock.clone(), "k").on_lost(OnLost::Notify);
-    let mut service = layer.layer(inner);
-    poll_fn(|context| service.poll_ready(context))
-        .await
-        .unwrap();
-    let mut serving = pin!(service.call(request()));
-    while seen.polls() == 0 {
-        assert!(poll!(&mut serving).is_pending());
-        sleep(ms(1)).await;
-    }
-
-    let lock = seen.lock.lock().unwrap().take().unwrap();
-    lock.lost().await;
-    assert!(poll!(&mut serving).is_pending(), "it is not aborted");
-    seen.answers.store(true, Ordering::Relaxed);
-    let response = serving.await.unwrap();
-    assert_eq!(response.status(), StatusCode::OK);
-}
-
 /// In wait mode a request asks for readiness itself, once it has its lock.
 #[tokio::test(start_paused = true)]
 async fn layer_begins_no_handler_if_its_lock_is_lost_while_the_service_is_not_ready() {

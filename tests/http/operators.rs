@@ -2,27 +2,17 @@
 
 use std::convert::Infallible;
 
-use axum::body::Body;
 use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use axum::{Extension, Router};
-use http::{HeaderValue, Request, StatusCode};
+use http::StatusCode;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use support::{Answer, redlock, secs, three_nodes};
+use support::{Answer, redlock, request, request_with, secs, send, three_nodes, three_nodes_with};
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockKey, NodeGroup, Redlock, admin_router};
-
-fn request(method: &str, target: &str) -> Request<Body> {
-    let request = Request::builder().method(method).uri(target);
-    request.body(Body::empty()).unwrap()
-}
-
-async fn send(app: &Router, method: &str, target: &str) -> Answer {
-    Answer::to(app, request(method, target)).await
-}
 
 fn admin(redlock: &Redlock) -> Router {
     Router::new().nest("/admin", admin_router(redlock.clone()))
@@ -31,8 +21,7 @@ fn admin(redlock: &Redlock) -> Router {
 async fn json(app: &Router, method: &str, target: &str) -> (u16, Value) {
     let answer = send(app, method, target).await;
     assert_eq!(answer.headers["cache-control"], "no-store", "{target}");
-    let body = serde_json::from_slice(&answer.body).unwrap();
-    (answer.status.as_u16(), body)
+    (answer.status.as_u16(), answer.json())
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,40 +42,30 @@ async fn operators_see_the_health_and_the_state_of_a_key_and_free_it() {
     assert_eq!((status, &held["state"]), (200, &"held".into()));
     assert_eq!(held["key"], "7:account,1:7,");
     assert_eq!(held["left_ms"], 10_000);
-    assert_eq!(
-        held["fencing_token"],
-        guard.fencing_token().unwrap().as_u64()
-    );
+    let token = guard.fencing_token().unwrap().as_u64();
+    assert_eq!(held["fencing_token"], token);
     assert_eq!(held["recorded"], false);
 
     // The same key by its parts; a slash within a part is none between two.
     let (_, by_parts) = json(&app, "GET", "/admin/locks/account/7").await;
-    assert_eq!(
-        (&by_parts["state"], &by_parts["key"]),
-        (&"held".into(), &held["key"])
-    );
+    assert_eq!(by_parts["state"], "held");
+    assert_eq!(by_parts["key"], held["key"]);
     let slash = redlock.try_lock(("a/b", "locks/ü")).await.unwrap();
     let (_, with_slash) = json(&app, "GET", "/admin/locks/a%2Fb/locks%2F%C3%BC").await;
     assert_eq!(with_slash["state"], "held");
     drop(slash);
     let (_, no_text) = json(&app, "GET", "/admin/locks/a/%FF").await;
-    assert_eq!(
-        (&no_text["state"], &no_text["path"]),
-        (&"free".into(), &"a/%FF".into())
-    );
+    assert_eq!(no_text["state"], "free");
+    assert_eq!(no_text["path"], "a/%FF");
 
     let (status, freed) = json(&app, "DELETE", target).await;
-    assert_eq!(
-        (status, &freed["was_held"], &freed["nodes_held"]),
-        (200, &true.into(), &3.into())
-    );
+    assert_eq!((status, &freed["nodes_held"]), (200, &3.into()));
+    assert_eq!(freed["was_held"], true);
     assert!(!guard.is_valid());
     let reader = redlock.try_lock(("account", 7)).shared().await.unwrap();
     let (_, shared) = json(&app, "GET", target).await;
-    assert_eq!(
-        (&shared["state"], &shared["readers"]),
-        (&"shared".into(), &1.into())
-    );
+    assert_eq!(shared["state"], "shared");
+    assert_eq!(shared["readers"], 1);
     nodes.set(0, Gate::Failing);
     let (_, freed) = json(&app, "DELETE", target).await;
     let failures = freed["failures"].as_array().unwrap();
@@ -97,12 +76,8 @@ async fn operators_see_the_health_and_the_state_of_a_key_and_free_it() {
     let (status, unknown) = json(&app, "GET", target).await;
     assert_eq!((status, &unknown["state"]), (503, &"unknown".into()));
     assert_eq!(unknown["nodes"][0]["state"], "unknown");
-    assert!(
-        unknown["nodes"][0]["error"]
-            .as_str()
-            .unwrap()
-            .contains("embedded-0")
-    );
+    let error = unknown["nodes"][0]["error"].as_str().unwrap();
+    assert!(error.contains("embedded-0"), "{error}");
     let (status, failed) = json(&app, "DELETE", target).await;
     assert_eq!(status, 503);
     assert!(failed["error"].as_str().unwrap().contains("embedded-0"));
@@ -125,10 +100,8 @@ async fn operators_see_what_each_node_knows_and_what_a_majority_does() {
     }
     let (status, shown) = json(&admin(&redlock), "GET", "/admin/locks/report").await;
     assert_eq!((status, &shown["state"]), (200, &"shared".into()));
-    assert_eq!(
-        (&shown["readers"], &shown["recorded"]),
-        (&2.into(), &false.into())
-    );
+    assert_eq!(shown["readers"], 2);
+    assert_eq!(shown["recorded"], false);
     assert_eq!((&shown["needed"], shown.get("next")), (&2.into(), None));
     let known = shown["nodes"].as_array().unwrap();
     let readers = known.iter().map(|node| node["readers"].as_u64().unwrap());
@@ -153,10 +126,8 @@ async fn operators_see_a_key_that_moves_in_both_of_its_groups() {
         let (status, shown) = json(&admin(&redlock), "GET", "/admin/locks/k").await;
         assert_eq!((status, &shown["state"]), (200, &"held".into()));
         let next = &shown["next"];
-        assert_eq!(
-            (&shown["group"], &next["group"]),
-            (&"old".into(), &"new".into())
-        );
+        assert_eq!(shown["group"], "old");
+        assert_eq!(next["group"], "new");
         assert_eq!(next["state"], state);
         assert_eq!(next["nodes"].as_array().unwrap().len(), 3);
         assert_eq!(next.get("next"), None);
@@ -185,18 +156,12 @@ async fn a_layer_around_the_router_of_operators_guards_all_of_it() {
     ];
     for (method, target) in targets {
         let refused = send(&guarded, method, target).await;
-        assert_eq!(
-            refused.status,
-            StatusCode::UNAUTHORIZED,
-            "{method} {target}"
-        );
+        assert_eq!(refused.status, 401, "{method} {target}");
     }
     let asked = [OpKind::Ping, OpKind::Inspect, OpKind::Revoke].map(|kind| nodes.sent(0, kind));
     assert_eq!((asked, guard.is_valid()), ([0; 3], true));
     for (method, target) in targets {
-        let mut request = request(method, target);
-        let secret = HeaderValue::from_static("Bearer secret");
-        request.headers_mut().insert("authorization", secret);
+        let request = request_with(method, target, &[("authorization", "Bearer secret")]);
         let answer = Answer::to(&guarded, request).await;
         assert_eq!(answer.status, StatusCode::OK, "{method} {target}");
     }
@@ -205,11 +170,7 @@ async fn a_layer_around_the_router_of_operators_guards_all_of_it() {
 
 #[tokio::test(start_paused = true)]
 async fn operators_are_told_of_a_key_that_cannot_be() {
-    let redlock = Redlock::builder()
-        .scripted(&ScriptedNodes::new(3))
-        .namespace("")
-        .build()
-        .unwrap();
+    let (_nodes, redlock) = three_nodes_with(|builder| builder.namespace(""));
     let app = admin(&redlock);
     for method in ["GET", "DELETE"] {
         let (status, body) = json(&app, method, "/admin/locks/redlock:fence:x").await;
@@ -229,28 +190,25 @@ async fn list(app: &Router, target: &str) -> Vec<Value> {
         .collect()
 }
 
+fn locks(lines: &[Value]) -> impl Iterator<Item = &Value> {
+    let locks = lines.iter().map(|line| line["locks"].as_array());
+    locks.flat_map(Option::unwrap)
+}
+
 #[tokio::test(start_paused = true)]
 async fn operators_list_the_locks_of_all_processes_by_the_parts_of_their_keys() {
     let nodes = ScriptedNodes::new(3);
     let [here, there] = ["here", "there"].map(|holder| {
-        Redlock::builder()
-            .scripted(&nodes)
-            .holder(holder)
-            .build()
-            .unwrap()
+        let builder = Redlock::builder().scripted(&nodes).holder(holder);
+        builder.build().unwrap()
     });
     let mut guards = Vec::new();
     for number in 0..120 {
         guards.push(there.try_lock(("job", number)).await.unwrap());
     }
     guards.push(here.try_lock("jobs").await.unwrap());
-    guards.push(
-        there
-            .try_lock(("job", "a/b", "é"))
-            .note("Ann")
-            .await
-            .unwrap(),
-    );
+    let noted = there.try_lock(("job", "a/b", "é")).note("Ann").await;
+    guards.push(noted.unwrap());
     let app = admin(&here);
     for (prefix, expected) in [
         ("", 122),
@@ -266,28 +224,18 @@ async fn operators_list_the_locks_of_all_processes_by_the_parts_of_their_keys() 
         let (last, others) = lines.split_last().unwrap();
         assert_eq!(last["complete"], true);
         assert!(others.iter().all(|line| line["complete"] == false));
-        let locks = lines
-            .iter()
-            .flat_map(|line| line["locks"].as_array().unwrap());
-        assert_eq!(locks.count(), expected, "{prefix}");
+        assert_eq!(locks(&lines).count(), expected, "{prefix}");
     }
     let lines = list(&app, "/admin/locks?prefix=job/a%252Fb").await;
-    let mut locks = lines
-        .iter()
-        .flat_map(|line| line["locks"].as_array().unwrap());
-    let lock = locks.next().unwrap();
+    let lock = locks(&lines).next().unwrap();
     assert_eq!(lock["path"], "job/a%2Fb/%C3%A9");
-    assert_eq!(
-        (&lock["state"], &lock["left_ms"]),
-        (&json!("held"), &json!(10_000))
-    );
+    assert_eq!(lock["state"], "held");
+    assert_eq!(lock["left_ms"], 10_000);
     let token = guards.last().unwrap().fencing_token().unwrap().as_u64();
     assert_eq!(lock["fencing_token"], token);
     let holder = &lock["holders"][0];
-    assert_eq!(
-        (&holder["label"], &holder["note"]),
-        (&json!("there"), &json!("Ann"))
-    );
+    assert_eq!(holder["label"], "there");
+    assert_eq!(holder["note"], "Ann");
     // Who does not read on costs the nodes nothing.
     let asked = || nodes.sent(0, OpKind::Inspect);
     let before = asked();
@@ -315,19 +263,13 @@ async fn operators_see_what_this_process_holds_and_waits_for() {
     let _reader = redlock.try_lock("page").shared().await.unwrap();
     sleep(secs(2)).await;
     let _slot = redlock.try_lock("printer").slots(3).await.unwrap();
-    let _both = redlock
-        .lock_all(["x", "y"])
-        .note("Ann")
-        .label("pair")
-        .await
-        .unwrap();
+    let both = redlock.lock_all(["x", "y"]).note("Ann").label("pair");
+    let _both = both.await.unwrap();
     let _elsewhere = other.try_lock(("of", "another")).await.unwrap();
     let mut waiting = Vec::new();
     for key in [LockKey::from("x"), "x".into(), ("of", "another").into()] {
-        let redlock = redlock.clone();
-        waiting.push(tokio::spawn(async move {
-            redlock.lock(key).wait(secs(60)).await
-        }));
+        let lock = redlock.lock(key).wait(secs(60));
+        waiting.push(tokio::spawn(lock.into_future()));
     }
     // In its pauses, a caller that waits for several keys keeps none of them.
     let set = redlock.lock_all([LockKey::from("free"), ("of", "another").into()]);
@@ -340,29 +282,18 @@ async fn operators_see_what_this_process_holds_and_waits_for() {
     let [page, printer, both] = &held[..] else {
         unreachable!()
     };
-    assert_eq!(
-        (&page["shared"], &page["slot"]),
-        (&json!(true), &Value::Null)
-    );
-    assert_eq!(
-        (&page["held_ms"], &page["fencing_token"]),
-        (&json!(3_000), &Value::Null)
-    );
+    assert_eq!(page["shared"], true);
+    assert_eq!(page["held_ms"], 3_000);
+    assert!(page["slot"].is_null() && page["fencing_token"].is_null());
     let reader = &page["holders"][0];
-    assert_eq!(
-        (&reader["label"], &reader["note"]),
-        (&json!("server A"), &Value::Null)
-    );
+    assert_eq!(reader["label"], "server A");
+    assert!(reader["note"].is_null());
     assert!(reader["since"].is_u64() && reader["since_seconds"].is_u64());
     assert!(printer["slot"].as_u64().unwrap() < 3);
-    assert_eq!(
-        both["keys"],
-        json!([{ "key": "x", "path": "x" }, { "key": "y", "path": "y" }])
-    );
-    assert_eq!(
-        (&both["resource"], &both["holders"][0]["note"]),
-        (&json!("pair"), &json!("Ann"))
-    );
+    let keys = json!([{ "key": "x", "path": "x" }, { "key": "y", "path": "y" }]);
+    assert_eq!(both["keys"], keys);
+    assert_eq!(both["resource"], "pair");
+    assert_eq!(both["holders"][0]["note"], "Ann");
     assert!(both["valid_ms"].as_u64().unwrap() > 5_000);
     let mut waited: Vec<_> = shown["waited_for"].as_array().unwrap().clone();
     waited.sort_by_key(|one| one["path"].to_string());
@@ -392,24 +323,17 @@ async fn a_browser_frees_a_key_only_with_a_header_that_no_form_can_send() {
         ("sec-fetch-site", "same-origin"),
     ] {
         let guard = redlock.try_lock("k").await.unwrap();
-        let request = || {
-            let mut request = request("DELETE", "/admin/locks/k");
-            let value = HeaderValue::from_static(value);
-            request.headers_mut().insert(name, value);
-            request
+        let delete = async |headers: &[(&str, &str)]| {
+            Answer::to(&app, request_with("DELETE", "/admin/locks/k", headers)).await
         };
-        let refused = Answer::to(&app, request()).await;
-        let body: Value = serde_json::from_slice(&refused.body).unwrap();
+        let refused = delete(&[(name, value)]).await;
         assert_eq!(refused.status, StatusCode::FORBIDDEN);
-        assert!(
-            body["error"].as_str().unwrap().contains("X-Requested-With"),
-            "{body}"
-        );
+        let body = refused.json();
+        let error = body["error"].as_str().unwrap();
+        assert!(error.contains("X-Requested-With"), "{body}");
         assert!(guard.is_valid(), "{name}: {value}");
-        let by_page = HeaderValue::from_static("fetch");
-        let mut request = request();
-        request.headers_mut().insert("x-requested-with", by_page);
-        assert_eq!(Answer::to(&app, request).await.status, StatusCode::OK);
+        let by_page = ("x-requested-with", "fetch");
+        assert_eq!(delete(&[(name, value), by_page]).await.status, 200);
         assert!(!guard.is_valid());
     }
 }
@@ -419,35 +343,20 @@ async fn browsers_get_a_page_in_which_only_its_own_script_runs() {
     let app = admin(&redlock(&ScriptedNodes::new(3)));
     let mut policies = Vec::new();
     for _ in 0..2 {
-        let mut request = request("GET", "/admin");
         let accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
-        request
-            .headers_mut()
-            .insert("accept", HeaderValue::from_static(accept));
-        let page = Answer::to(&app, request).await;
+        let page = Answer::to(&app, request_with("GET", "/admin", &[("accept", accept)])).await;
         assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
         assert_eq!(page.headers["cache-control"], "no-store");
         assert_eq!(page.headers["vary"], "accept");
-        let policy = page.headers["content-security-policy"]
-            .to_str()
-            .unwrap()
-            .to_owned();
-        let nonce = policy
-            .split("script-src 'nonce-")
-            .nth(1)
-            .unwrap()
-            .split('\'')
-            .next()
-            .unwrap();
+        let policy = page.headers["content-security-policy"].to_str().unwrap();
+        let (_, nonce) = policy.split_once("script-src 'nonce-").unwrap();
+        let (nonce, _) = nonce.split_once('\'').unwrap();
         assert_eq!(nonce.len(), 16);
         assert!(policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"));
-        let text = String::from_utf8(page.body.to_vec()).unwrap();
-        assert!(
-            text.contains(&format!("<script nonce=\"{nonce}\">")),
-            "{policy}"
-        );
+        let (text, script) = (page.text(), format!("<script nonce=\"{nonce}\">"));
+        assert!(text.contains(&script), "{policy}");
         assert!(!text.contains("{nonce}"));
-        policies.push(policy);
+        policies.push(policy.to_owned());
     }
     assert_ne!(policies[0], policies[1]);
     let (status, health) = json(&app, "GET", "/admin").await;

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
-use axum::body::Body;
 use axum::routing::any;
+use http::StatusCode;
 use http::request::Parts;
-use http::{Request, StatusCode};
-use support::{Answer, Log, ms, redlock, secs};
+use support::{Log, ms, redlock, secs, send, spawn_send, three_nodes_with};
 use tokio::time::{Instant, sleep};
 use tower::ServiceBuilder;
 use tower::limit::GlobalConcurrencyLimitLayer;
@@ -43,11 +42,6 @@ fn app(layer: RedlockLayer) -> Router {
     Router::new().route("/things/{id}", any(validity).layer(layer))
 }
 
-async fn send(app: &Router, method: &str, target: &str) -> Answer {
-    let request = Request::builder().method(method).uri(target);
-    Answer::to(app, request.body(Body::empty()).unwrap()).await
-}
-
 #[tokio::test(start_paused = true)]
 async fn options_set_the_wait_of_one_request() {
     let redlock = redlock(&ScriptedNodes::new(3));
@@ -70,11 +64,7 @@ async fn options_set_the_wait_of_one_request() {
 
 #[tokio::test(start_paused = true)]
 async fn options_that_a_request_does_not_set_are_those_of_the_layer() {
-    let redlock = Redlock::builder()
-        .scripted(&ScriptedNodes::new(3))
-        .max_ttl(secs(60))
-        .build()
-        .unwrap();
+    let (_nodes, redlock) = three_nodes_with(|builder| builder.max_ttl(secs(60)));
     let layer = layer(&redlock).ttl(secs(20)).unwrap().wait(secs(2));
     let app = app(layer.max_hold(secs(4)).options(options));
     assert_eq!(send(&app, "POST", "/things/7").await.body, "20");
@@ -108,9 +98,8 @@ async fn options_with_a_ttl_over_max_ttl_are_misconfigured_and_logged_once() {
     let (log, _guard) = Log::subscribed();
     for _ in 0..2 {
         let refused = send(&app, "POST", "/things/7?ttl=999").await;
-        assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!(refused.code(), "misconfigured");
-        assert!(!String::from_utf8_lossy(&refused.body).contains("ttl"));
+        assert_eq!(refused.told(), (500, "misconfigured"));
+        assert!(!refused.text().contains("ttl"));
     }
     let log = log.text();
     assert_eq!(log.matches("raise max_ttl").count(), 1, "{log}");
@@ -147,15 +136,12 @@ async fn request_with_a_wait_of_its_own_keeps_no_readiness_of_the_inner_service(
         .layer(GlobalConcurrencyLimitLayer::new(1));
     let app = Router::new().route("/things/{id}", any(validity).layer(stack));
     let guard = redlock.try_lock(("thing", 7)).await.unwrap();
-    let waiting = tokio::spawn({
-        let app = app.clone();
-        async move { send(&app, "POST", "/things/7?wait=2").await.status }
-    });
+    let waiting = spawn_send(&app, "POST", "/things/7?wait=2");
     sleep(ms(100)).await;
     let began = Instant::now();
     let served = send(&app, "POST", "/things/8").await;
     assert_eq!(served.status, StatusCode::OK);
     assert!(began.elapsed() < ms(500));
     drop(guard);
-    assert_eq!(waiting.await.unwrap(), StatusCode::OK);
+    assert_eq!(waiting.await.unwrap().status, StatusCode::OK);
 }

@@ -30,87 +30,52 @@ use crate::scripted_bodies::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn last_frame_of_a_body_that_reports_its_end_is_held() {
+async fn last_frame_that_the_client_waits_for_is_held() {
     let full = ok(Full::<Bytes>::from("ab"));
     assert_eq!(pieces(post(), full).await, ["head", "held data ab"]);
-    let ending = ok(stream(&[Data("ab"), Data("cd")]).ending());
-    assert_eq!(
-        pieces(post(), ending).await,
-        ["head", "data ab", "held data cd"]
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn frame_that_completes_the_declared_size_is_held() {
-    let sized = ok(stream(&[Data("ab"), Data("cd")]).sized(4));
-    assert_eq!(
-        pieces(post(), sized).await,
-        ["head", "data ab", "held data cd"]
-    );
+    let two = || stream(&[Data("ab"), Data("cd")]);
+    let trailers = stream(&[Data("ab"), Trailers]);
     // hyper does not poll beyond the declared length, so the end of the stream is too late.
-    let never_ends = stream(&[Data("ab"), Data("cd"), Wait(10 * TTL)]);
-    assert_eq!(
-        pieces(post(), with_length("4", never_ends)).await,
-        ["head", "data ab", "held data cd"]
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn trailers_and_the_end_of_a_plain_stream_are_held() {
-    let trailers = ok(stream(&[Data("ab"), Trailers]));
-    assert_eq!(
-        pieces(post(), trailers).await,
-        ["head", "data ab", "held trailers"]
-    );
-    let plain = ok(stream(&[Data("ab"), Data("cd")]));
-    assert_eq!(
-        pieces(post(), plain).await,
-        ["head", "data ab", "data cd", "held end"]
-    );
-    let empty = ok(stream(&[]));
-    assert_eq!(pieces(post(), empty).await, ["head", "held end"]);
+    let never_ends = with_length("4", stream(&[Data("ab"), Data("cd"), Wait(10 * TTL)]));
+    for (response, expected) in [
+        (ok(two().ending()), &["head", "data ab", "held data cd"][..]),
+        (ok(two().sized(4)), &["head", "data ab", "held data cd"]),
+        (never_ends, &["head", "data ab", "held data cd"]),
+        (ok(trailers), &["head", "data ab", "held trailers"]),
+        (ok(two()), &["head", "data ab", "data cd", "held end"]),
+        (ok(stream(&[])), &["head", "held end"]),
+        // hyper ends such a message with its head and drops the body without a poll.
+        (with_length("0", stream(&[])), &["held head"]),
+    ] {
+        assert_eq!(pieces(post(), response).await, expected);
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn head_is_held_when_no_body_is_sent() {
+    let empty = ok(Empty::<Bytes>::new());
+    assert_eq!(pieces(post(), empty).await, ["held head"]);
     let endless = || stream(&[Wait(10 * TTL)]);
-    let request = |method| Request::builder().method(method).uri("/").body(()).unwrap();
-    let with_status = |status, body| {
+    for (method, status, body, expected) in [
+        ("POST", 200, stream(&[]).sized(0), &["held head"][..]),
+        ("POST", 204, endless(), &["held head"]),
+        ("POST", 304, endless(), &["held head"]),
+        ("HEAD", 200, endless(), &["held head"]),
+        ("HEAD", 404, endless(), &["held head"]),
+        ("CONNECT", 200, endless(), &["held head"]),
+        (
+            "CONNECT",
+            404,
+            stream(&[Data("no")]),
+            &["head", "data no", "held end"],
+        ),
+    ] {
         let mut response = ok(body);
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
-        response
-    };
-    assert_eq!(
-        pieces(post(), ok(Empty::<Bytes>::new())).await,
-        ["held head"]
-    );
-    assert_eq!(
-        pieces(post(), ok(stream(&[]).sized(0))).await,
-        ["held head"]
-    );
-    for status in [204, 304] {
-        let response = with_status(status, endless());
-        assert_eq!(pieces(post(), response).await, ["held head"], "{status}");
+        let request = Request::builder().method(method).uri("/").body(()).unwrap();
+        let pieces = pieces(request, response).await;
+        assert_eq!(pieces, expected, "{method} {status}");
     }
-    for status in [200, 404] {
-        let response = with_status(status, endless());
-        let pieces = pieces(request("HEAD"), response).await;
-        assert_eq!(pieces, ["held head"], "HEAD {status}");
-    }
-    let tunnel = with_status(200, endless());
-    assert_eq!(pieces(request("CONNECT"), tunnel).await, ["held head"]);
-    let no_tunnel = with_status(404, stream(&[Data("no")]));
-    assert_eq!(
-        pieces(request("CONNECT"), no_tunnel).await,
-        ["head", "data no", "held end"]
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn head_is_held_when_the_declared_length_is_zero() {
-    // hyper ends such a message with its head and drops the body without a poll.
-    let response = with_length("0", stream(&[]));
-    assert_eq!(pieces(post(), response).await, ["held head"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -417,18 +382,4 @@ async fn panic_in_the_handler_or_the_body_releases_the_lock() {
             assert!(is_free(&nodes));
         }
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn inner_service_error_releases_the_lock() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let service = service_fn(|_: Request<()>| async {
-        sleep(ms(5)).await;
-        Err::<Response<Script>, _>(Broken)
-    });
-    let failed = layer(&redlock).layer(service).oneshot(post()).await;
-    assert_eq!(failed.err(), Some(Broken));
-    sleep(NODE_TIMEOUT).await;
-    assert!(is_free(&nodes));
 }

@@ -11,6 +11,7 @@ use axum::routing::post;
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, future, stream};
 use h2::Reason;
+use support::http::Client;
 use support::ms;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -185,7 +186,7 @@ async fn lock_lost_during_the_body_resets_the_http2_stream() {
 }
 
 #[tokio::test]
-async fn panic_in_the_handler_resets_the_http2_stream_and_releases_the_lock() {
+async fn panic_in_the_handler_resets_the_http2_stream_or_ends_the_connection() {
     let nodes = ScriptedNodes::new(3);
     let server = Server::start(&nodes, |layer| {
         let handler = |body: String| async move {
@@ -200,6 +201,11 @@ async fn panic_in_the_handler_resets_the_http2_stream_and_releases_the_lock() {
         assert!(error.is_reset() && error.is_remote(), "{error}");
         server.wait_until_free().await;
         assert_eq!(client.request("POST", &[], b"").await.status, 200);
+        let mut http1 = Client::connect(server.addr).await;
+        let broken = http1.try_request("POST", "/", &[], b"panic").await;
+        assert!(broken.is_err(), "{broken:?}");
+        server.wait_until_free().await;
+        server.serves_the_next().await;
     }
     server.ends_clean().await;
 }
