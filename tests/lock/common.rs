@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken};
 use tower_redlock::test_util::ScriptedNodes;
-use tower_redlock::{LockGuard, LockKey, Redlock, RedlockBuilder};
+use tower_redlock::{LockGuard, LockKey, Redlock, RedlockBuilder, Retry};
 
 pub(crate) fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
     Redlock::builder().scripted(nodes).ttl(secs(10))
@@ -27,6 +27,12 @@ pub(crate) fn processes<const N: usize>() -> (ScriptedNodes, [Redlock; N]) {
     let nodes = ScriptedNodes::new(3);
     let redlocks = processes_of(&nodes);
     (nodes, redlocks)
+}
+
+/// Redlocks like those of [`processes`], which poll so rarely that only a notification wakes their waiters in time.
+pub(crate) fn polling<const N: usize>(nodes: &ScriptedNodes, interval: Duration) -> [Redlock; N] {
+    let retry = Retry::default().poll_interval(interval);
+    [(); N].map(|()| builder(nodes).retry(retry.clone()).build().unwrap())
 }
 
 pub(crate) fn processes_of<const N: usize>(nodes: &ScriptedNodes) -> [Redlock; N] {
@@ -78,6 +84,15 @@ impl Foreign {
         self.acquire_with(nodes, node, 1, ttl)
     }
 
+    /// Makes the fence of each node at least this number, and releases the key again.
+    pub(crate) fn raise_fences(key: &LockKey, nodes: &ScriptedNodes, number: u64) {
+        for node in 0..3 {
+            let other = Self::of(key);
+            other.acquire_with(nodes, node, number, secs(1));
+            other.send(nodes, node, Op::Release);
+        }
+    }
+
     pub(crate) fn acquire_with(
         &self,
         nodes: &ScriptedNodes,
@@ -97,16 +112,10 @@ impl Foreign {
 /// Gives the first two of three nodes fences of their own, far ahead of every proposal: all three then
 /// grant a lock with different numbers.
 pub(crate) fn spread_fences(nodes: &ScriptedNodes, key: &str) {
-    for (node, ahead) in [(0, 2_000_000_000_000_000), (1, 1_000_000_000_000_000)] {
+    for (node, fence) in [(0, 6_000_000_000_000_000), (1, 5_000_000_000_000_000)] {
         let foreign = Foreign::new(key);
-        let proposal = Some(4_000_000_000_000_000 + ahead);
-        let (ttl, retention) = (secs(1), secs(3_600));
-        let acquire = Op::Acquire {
-            proposal,
-            ttl,
-            retention,
-        };
-        assert_matches!(foreign.send(nodes, node, acquire), Reply::Granted(_));
+        let granted = foreign.acquire_with(nodes, node, fence, secs(1));
+        assert_matches!(granted, Reply::Granted(_));
         assert_eq!(foreign.send(nodes, node, Op::Release), Reply::Released);
     }
 }

@@ -3,13 +3,13 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use support::{assert_matches, ms, secs};
+use support::{assert_matches, ms, secs, set_all};
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LockError, LostReason, Redlock, ReleaseError, Retry};
+use tower_redlock::{LockError, LostReason, Redlock, ReleaseError};
 
-use crate::common::{builder, processes};
+use crate::common::{polling, processes, processes_of};
 
 /// Returns for how long the key is taken from now on.
 async fn taken_for(redlock: &Redlock) -> Duration {
@@ -79,32 +79,23 @@ async fn a_refused_caller_leaves_nothing_taken() {
 #[tokio::test(start_paused = true)]
 async fn a_lost_lock_does_not_stay_taken() {
     // In each case, at least one node still has the key when the lock is released.
-    for reason in [
-        LostReason::MaxHold,
-        LostReason::Expired,
-        LostReason::Gone,
-        LostReason::Revoked,
-    ] {
+    use LostReason::{Expired, Gone, MaxHold, Revoked};
+    for reason in [MaxHold, Expired, Gone, Revoked] {
         let (nodes, [one, other]) = processes();
         let lock = one.try_lock("k").hold_at_least(secs(60));
         let guard = lock.max_hold(secs(30)).await.unwrap();
         match reason {
-            LostReason::Expired => {
-                (0..3).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Failing));
-            }
-            LostReason::Gone => (0..2).for_each(|node| nodes.wipe(node)),
-            LostReason::Revoked => {
+            Expired => set_all(&nodes, OpKind::Confirm, Gate::Failing),
+            Gone => (0..2).for_each(|node| nodes.wipe(node)),
+            Revoked => {
                 nodes.set_for(0, OpKind::Revoke, Gate::Failing);
                 one.revoke("k").await.unwrap();
             }
             _ => {}
         }
         assert_eq!(guard.lost().await, reason);
-        assert!(
-            nodes.locks().contains(&1),
-            "{reason:?}: {:?}",
-            nodes.locks()
-        );
+        let locks = nodes.locks();
+        assert!(locks.contains(&1), "{reason:?}: {locks:?}");
         let released = guard.release().await;
         assert!(released.is_err(), "{reason:?}: {released:?}");
         assert_eq!(nodes.locks(), [0; 3], "{reason:?}");
@@ -117,9 +108,8 @@ async fn a_lost_lock_does_not_stay_taken() {
 async fn a_release_that_keeps_the_key_is_not_published() {
     for count in [None, Some(1)] {
         let nodes = ScriptedNodes::new(3);
-        let rarely = builder(&nodes).retry(Retry::default().poll_interval(secs(3_600)));
-        let other = rarely.build().unwrap();
-        let one = builder(&nodes).build().unwrap();
+        let [other] = polling(&nodes, secs(3_600));
+        let [one] = processes_of(&nodes);
         let (mut lock, mut next) = (one.try_lock("k"), other.lock("k").wait(secs(60)));
         if let Some(count) = count {
             (lock, next) = (lock.slots(count), next.slots(count));
@@ -133,23 +123,16 @@ async fn a_release_that_keeps_the_key_is_not_published() {
         sleep(secs(1)).await;
         assert_eq!(nodes.sent(0, OpKind::Acquire), before, "{count:?}");
         drop(waiting.await.unwrap().unwrap());
-        assert!(
-            began.elapsed() >= secs(5),
-            "{count:?}: {:?}",
-            began.elapsed()
-        );
+        let elapsed = began.elapsed();
+        assert!(elapsed >= secs(5), "{count:?}: {elapsed:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_slot_stays_taken_too() {
     let (_nodes, [one, other]) = processes();
-    let guard = one
-        .try_lock("k")
-        .slots(2)
-        .hold_at_least(secs(5))
-        .await
-        .unwrap();
+    let lock = one.try_lock("k").slots(2).hold_at_least(secs(5));
+    let guard = lock.await.unwrap();
     let slot = guard.slot();
     guard.release().await.unwrap();
     let second = other.try_lock("k").slots(2).await.unwrap();
@@ -191,11 +174,8 @@ async fn a_lock_whose_ttl_is_over_when_it_is_released_is_lost() {
 #[tokio::test(start_paused = true)]
 async fn a_key_may_stay_taken_for_ever() {
     let (_nodes, [one, other]) = processes();
-    let guard = one
-        .try_lock("k")
-        .hold_at_least(Duration::MAX)
-        .await
-        .unwrap();
+    let lock = one.try_lock("k").hold_at_least(Duration::MAX);
+    let guard = lock.await.unwrap();
     guard.release().await.unwrap();
     sleep(secs(1_000_000)).await;
     assert!(other.try_lock("k").await.is_err());

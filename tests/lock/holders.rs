@@ -30,6 +30,14 @@ async fn heard(request: LockRequest) -> String {
     holder.map_or_else(|| "nobody".into(), |holder| holder.to_string())
 }
 
+/// Requests of a process that has died.
+fn dead(key: &str) -> Foreign {
+    let holder = Holder::parse(b"1 dead\t");
+    let mut dead = Foreign::new(key);
+    dead.owner = OwnerToken::showing([1; 16], Shown::new(None, holder));
+    dead
+}
+
 #[tokio::test(start_paused = true)]
 async fn refused_callers_hear_who_holds_the_lock() {
     let nodes = ScriptedNodes::new(3);
@@ -48,29 +56,19 @@ async fn refused_callers_hear_who_holds_the_lock() {
         assert_eq!([first, second], ["server-a (POST /k)"; 2]);
         let several = redlock.lock_all(["a", "k"]).label("k").wait(Duration::ZERO);
         assert_eq!(heard(several).await, "server-a (POST /k)");
-        assert_eq!(
-            heard(redlock.try_lock("k").shared()).await,
-            "server-a (POST /k)"
-        );
+        let reading = redlock.try_lock("k").shared();
+        assert_eq!(heard(reading).await, "server-a (POST /k)");
     }
     let error = other.try_lock("k").await.unwrap_err().to_string();
-    assert!(
-        error.starts_with("the lock is held by server-a (POST /k); "),
-        "{error}"
-    );
+    let expected = "the lock is held by server-a (POST /k); ";
+    assert!(error.starts_with(expected), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_fencing_refused_callers_hear_it_too() {
     let nodes = ScriptedNodes::new(3);
-    let process = |label: &str| {
-        builder(&nodes)
-            .fencing(false)
-            .holder(label)
-            .build()
-            .unwrap()
-    };
-    let (one, other) = (process("one"), process("other"));
+    let process = |label| builder(&nodes).fencing(false).holder(label).build();
+    let [one, other] = ["one", "other"].map(|label: &str| process(label).unwrap());
     let _guard = one.try_lock("k").await.unwrap();
     assert_eq!(heard(other.try_lock("k")).await, "one");
 }
@@ -82,21 +80,17 @@ async fn holder_of_an_execution_is_heard_and_requests_are_still_told_apart() {
     let one = both[0].clone();
     let execution = one.once("k").fingerprint(b"a").run(async move |_| {
         for redlock in &both {
-            let same = redlock
-                .once("k")
-                .fingerprint(b"a")
-                .run(async |_| Ok::<(), ()>(()));
-            match same.await {
+            let once = |fingerprint| {
+                let once = redlock.once("k").fingerprint(fingerprint);
+                once.run(async |_| Ok::<(), ()>(()))
+            };
+            match once(b"a").await {
                 Err(OnceError::Lock(LockError::Contended { holder, .. })) => {
                     assert_eq!(holder.unwrap().label(), Some("server-a"));
                 }
                 refused => panic!("{refused:?}"),
             }
-            let differs = redlock
-                .once("k")
-                .fingerprint(b"b")
-                .run(async |_| Ok::<(), ()>(()));
-            assert_eq!(differs.await, Err(OnceError::OtherRequest));
+            assert_eq!(once(b"b").await, Err(OnceError::OtherRequest));
         }
         Ok::<(), ()>(())
     });
@@ -108,9 +102,7 @@ async fn holder_of_an_execution_is_heard_and_requests_are_still_told_apart() {
 async fn a_draw_names_no_holder() {
     let nodes = ScriptedNodes::new(3);
     let [one, other] = labelled(&nodes);
-    let mut dead = Foreign::new("k");
-    dead.owner = OwnerToken::showing([1; 16], Shown::new(None, Holder::parse(b"1 dead\t")));
-    dead.acquire(&nodes, 0, secs(60));
+    dead("k").acquire(&nodes, 0, secs(60));
     let _guard = one.try_lock("k").await.unwrap();
     sleep(ms(1)).await;
     // The first two answers decide.
@@ -122,18 +114,10 @@ async fn a_draw_names_no_holder() {
 /// Each has asked a node before the other, so each node names another one.
 #[tokio::test(start_paused = true)]
 async fn the_holder_is_the_one_that_most_nodes_name() {
-    let acquire = Op::Acquire {
-        proposal: Some(1),
-        ttl: secs(60),
-        retention: secs(600),
-    };
     for left_behind in 0..5 {
         let nodes = ScriptedNodes::new(5);
         let [one, other] = labelled(&nodes);
-        let mut dead = Foreign::new("k");
-        let holder = Holder::parse(b"1 dead\t");
-        dead.owner = OwnerToken::showing([1; 16], Shown::new(None, holder));
-        dead.send(&nodes, left_behind, acquire.clone());
+        dead("k").acquire(&nodes, left_behind, secs(60));
         let _guard = one.try_lock("k").await.unwrap();
         sleep(ms(1)).await;
         assert_eq!(heard(other.try_lock("k")).await, "server-a");
@@ -168,30 +152,20 @@ async fn inspection_names_all_holders() {
         let reading = redlock.try_lock("x").label("k").shared();
         reading.note(note).await.unwrap()
     };
-    let _readers = [
-        read(&one, "1").await,
-        read(&other, "2").await,
-        read(&other, "3").await,
-    ];
+    let _first = read(&one, "1").await;
+    let _others = (read(&other, "2").await, read(&other, "3").await);
     let mut readers = holders("x").await;
     readers.sort_unstable();
     assert_eq!(readers, ["server-a (1)", "server-b (2)", "server-b (3)"]);
     // One that has died at a minority of the nodes.
-    let mut dead = Foreign::new("x");
-    dead.owner = OwnerToken::showing([1; 16], Shown::new(None, Holder::parse(b"1 dead\t")));
+    let mut dead = dead("x");
     let names = dead.names.iter().cloned();
-    dead.names = names
-        .map(|name| Namespace::default().with_shared(name))
-        .collect();
+    let names = names.map(|name| Namespace::default().with_shared(name));
+    dead.names = names.collect();
     dead.send(&nodes, 0, Op::Shared(SharedOp::Acquire { ttl: secs(60) }));
     assert_eq!(holders("x").await.len(), 3);
-    let many = (0..40).map(|number| {
-        one.try_lock("y")
-            .label("k")
-            .shared()
-            .note(number.to_string())
-    });
-    let many = many.map(IntoFuture::into_future);
+    let reader = || one.try_lock("y").label("k").shared();
+    let many = (0..40).map(|number| reader().note(number.to_string()).into_future());
     let _many = futures_util::future::try_join_all(many).await.unwrap();
     assert_eq!(holders("y").await.len(), 16);
 }
@@ -201,23 +175,14 @@ async fn log_of_a_refused_caller_names_the_holder() {
     let log = Log::default();
     let nodes = ScriptedNodes::new(3);
     let [one, other] = labelled(&nodes);
-    let _guard = one
-        .try_lock(("account", "ann@example.com"))
-        .label("k")
-        .note("POST /x")
-        .await
-        .unwrap();
+    let lock = |redlock: &Redlock| redlock.try_lock(("account", "ann@example.com")).label("k");
+    let _guard = lock(&one).note("POST /x").await.unwrap();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt().with_max_level(Level::DEBUG);
-    let subscriber = subscriber
-        .with_ansi(false)
-        .with_writer(move || writer.clone());
+    let subscriber = subscriber.with_ansi(false);
+    let subscriber = subscriber.with_writer(move || writer.clone());
     let _subscribed = subscribe(subscriber.finish());
-    let refused = other
-        .try_lock(("account", "ann@example.com"))
-        .label("k")
-        .await;
-    assert!(refused.is_err());
+    assert!(lock(&other).await.is_err());
     let text = log.text();
     assert!(text.contains("holder=server-a (POST /x)"), "{text}");
     assert!(!text.contains("ann@"), "{text}");
@@ -231,18 +196,11 @@ fn labels_of_processes_are_short_and_can_be_shown() {
     for label in ["a", "host/17", "é😀", &"x".repeat(64)] {
         assert!(build(label).is_ok(), "{label}");
     }
-    for label in [
-        "",
-        "a\nb",
-        "a\tb",
-        "\u{7f}",
-        &"x".repeat(65),
-        &"€".repeat(22),
-    ] {
+    let long = ["x".repeat(65), "€".repeat(22)];
+    for label in ["", "a\nb", "a\tb", "\u{7f}", &long[0], &long[1]] {
         let error = build(label).unwrap_err().to_string();
-        assert!(
-            error.contains("holder") && error.contains("64 bytes"),
-            "{error}"
-        );
+        for told in ["holder", "64 bytes"] {
+            assert!(error.contains(told), "{error}");
+        }
     }
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use support::{assert_matches, ms};
 use tokio::time::{sleep, timeout};
-use tower_redlock::protocol::message::{Command, Op};
-use tower_redlock::protocol::{Namespace, OwnerToken};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     FencingToken, KeyError, LockError, LockGuard, LockKey, LockKeys, Redlock, RedlockBuilder,
     Released,
 };
+
+use crate::common::Foreign;
 
 fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
     Redlock::builder().scripted(nodes).wait(ms(600_000))
@@ -117,13 +117,10 @@ async fn lock_all_with_one_held_key_locks_none() {
     for other in [&here, &there] {
         for set in [["x", "y"], ["y", "z"]] {
             let refused = other.lock_all(set).wait(Duration::ZERO).await;
-            assert_matches!(
-                refused,
-                Err(LockError::Contended {
-                    retry_after: Some(_),
-                    ..
-                })
-            );
+            let Err(LockError::Contended { retry_after, .. }) = refused else {
+                panic!("{refused:?}");
+            };
+            assert!(retry_after.is_some());
             assert_eq!(nodes.locks(), [1, 1, 1], "only y");
         }
         assert!(other.try_lock("x").await.is_ok());
@@ -140,33 +137,12 @@ async fn lock_all_draws_one_token_above_the_fences_of_all_its_keys() {
     let nodes = ScriptedNodes::new(3);
     // The fence of one key is far ahead of the wall clock, which hides no mistake then.
     let ahead = (1_u64 << 52) + 5;
-    let names = Namespace::default()
-        .names(&LockKeys::from_iter(["y"]), |_| [0; 32])
-        .unwrap();
-    for node in 0..3 {
-        for op in [
-            Op::Acquire {
-                proposal: Some(ahead),
-                ttl: ms(1_000),
-                retention: ms(3_600_000),
-            },
-            Op::Release,
-        ] {
-            let (names, owner) = (Arc::clone(&names), OwnerToken::from_random([7; 16]));
-            nodes.apply(node, &Command { names, owner, op });
-        }
-    }
+    Foreign::raise_fences(&"y".into(), &nodes, ahead);
     let redlock = builder(&nodes).build().unwrap();
     let mut last = ahead;
-    for set in [
-        &["x", "y", "z"][..],
-        &["x"],
-        &["x", "z"],
-        &["z"],
-        &["y", "z"],
-        &["y"],
-    ] {
-        let guard = redlock.lock_all(set.iter().copied()).await.unwrap();
+    for set in ["xyz", "x", "xz", "z", "yz", "y"] {
+        let keys = set.chars().map(String::from);
+        let guard = redlock.lock_all(keys).await.unwrap();
         let token = guard.fencing_token().unwrap().as_u64();
         assert!(token > last, "{set:?}");
         last = token;

@@ -14,10 +14,8 @@ use crate::common::{builder, end_of, process_with};
 #[tokio::test(start_paused = true)]
 async fn renewal_keeps_the_lock_beyond_its_ttl() {
     let nodes = ScriptedNodes::new(3);
-    let (here, there) = (
-        builder(&nodes).ttl(secs(1)).build().unwrap(),
-        builder(&nodes).build().unwrap(),
-    );
+    let here = builder(&nodes).ttl(secs(1)).build().unwrap();
+    let there = builder(&nodes).build().unwrap();
     let guard = here.try_lock("k").await.unwrap();
     let began = Instant::now();
     while began.elapsed() < secs(10) {
@@ -86,10 +84,8 @@ async fn renewal_stops_at_max_hold() {
 async fn max_hold_of_the_request_overrides_that_of_the_builder() {
     let (_nodes, redlock) = process_with(|builder| builder.ttl(secs(1)).max_hold(secs(2)));
     let began = Instant::now();
-    let (short, long) = (
-        redlock.try_lock("short").await.unwrap(),
-        redlock.try_lock("long").max_hold(secs(4)).await.unwrap(),
-    );
+    let short = redlock.try_lock("short").await.unwrap();
+    let long = redlock.try_lock("long").max_hold(secs(4)).await.unwrap();
     assert_eq!(short.lost().await, LostReason::MaxHold);
     assert_eq!(began.elapsed().as_secs(), 2);
     assert_eq!(long.lost().await, LostReason::MaxHold);

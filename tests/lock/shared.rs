@@ -8,12 +8,11 @@ use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, Retry};
 
-use crate::common::{builder, processes};
+use crate::common::{builder, polling, processes};
 
 #[tokio::test(start_paused = true)]
 async fn readers_of_one_and_of_several_processes_share_a_key() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+    let (_nodes, [one, other]) = processes();
     let first = one.try_lock("k").shared().await.unwrap();
     let second = one.try_lock("k").shared().await.unwrap();
     let third = other.try_lock("k").shared().await.unwrap();
@@ -38,8 +37,7 @@ async fn readers_of_one_and_of_several_processes_share_a_key() {
 
 #[tokio::test(start_paused = true)]
 async fn readers_are_renewed_and_end_when_they_are_dropped() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+    let (nodes, [one, other]) = processes();
     let reader = one.try_lock("k").shared().await.unwrap();
     sleep(secs(45)).await;
     assert!(reader.is_valid());
@@ -64,8 +62,7 @@ async fn reader_that_lost_its_keys_is_told_so() {
 /// Not only where the writer waits, but at every process that asks the nodes.
 #[tokio::test(start_paused = true)]
 async fn writer_that_waits_keeps_new_readers_out_and_is_next() {
-    let nodes = ScriptedNodes::new(3);
-    let [readers, writers, others] = [(), (), ()].map(|()| builder(&nodes).build().unwrap());
+    let (_nodes, [readers, writers, others]) = processes();
     let reader = readers.try_lock("k").shared().await.unwrap();
     let writer = tokio::spawn(writers.lock("k").wait(secs(60)).into_future());
     sleep(ms(20)).await;
@@ -114,11 +111,11 @@ async fn writer_keeps_new_readers_out_while_it_asks_again() {
 #[tokio::test(start_paused = true)]
 async fn refusal_of_a_writer_says_when_the_last_reader_ends() {
     for ttls in [[5, 10], [10, 5]] {
-        let nodes = ScriptedNodes::new(3);
-        let [one, other] = [(), ()].map(|()| builder(&nodes).build().unwrap());
-        let readers = ttls.map(|ttl| one.lock("k").shared().ttl(secs(ttl)).into_future());
-        let [first, second] = readers;
-        let (first, second) = (first.await.unwrap(), second.await.unwrap());
+        let (_nodes, [one, other]) = processes();
+        let mut readers = Vec::new();
+        for ttl in ttls {
+            readers.push(one.lock("k").shared().ttl(secs(ttl)).await.unwrap());
+        }
         let ends = async |expected| {
             for (redlock, wait) in [(&one, 0), (&other, 0), (&one, 20), (&other, 20)] {
                 let refused = redlock.lock("k").wait(ms(wait)).await;
@@ -126,18 +123,12 @@ async fn refusal_of_a_writer_says_when_the_last_reader_ends() {
                     panic!("readers hold it: {refused:?}");
                 };
                 let left = retry_after.unwrap();
-                assert!(
-                    left <= expected && left > expected - ms(300),
-                    "{ttls:?}: {left:?}"
-                );
+                let expected = expected - ms(300)..=expected;
+                assert!(expected.contains(&left), "{ttls:?}: {left:?}");
             }
         };
         ends(secs(10)).await;
-        let (long, _short) = if ttls[0] == 10 {
-            (first, second)
-        } else {
-            (second, first)
-        };
+        let long = readers.remove(usize::from(ttls[1] == 10));
         long.release().await.unwrap();
         ends(secs(5)).await;
     }
@@ -145,8 +136,7 @@ async fn refusal_of_a_writer_says_when_the_last_reader_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn writer_that_gives_up_lets_readers_in_again() {
-    let nodes = ScriptedNodes::new(3);
-    let [readers, writers] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+    let (_nodes, [readers, writers]) = processes();
     let reader = readers.try_lock("k").shared().await.unwrap();
     let refused = writers.lock("k").wait(ms(300)).await;
     assert_matches!(refused, Err(LockError::Contended { .. }));
@@ -205,18 +195,13 @@ async fn sequential_client_does_not_meet_its_own_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn sets_are_shared_all_or_nothing() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+    let (_nodes, [one, other]) = processes();
     let alone = other.try_lock("b").await.unwrap();
     assert!(one.lock_all(["a", "b"]).shared().wait(ms(0)).await.is_err());
     assert!(other.try_lock("a").await.is_ok());
     drop(alone);
-    let set = one
-        .lock_all(["a", "b"])
-        .shared()
-        .wait(secs(5))
-        .await
-        .unwrap();
+    let set = one.lock_all(["a", "b"]).shared().wait(secs(5));
+    let set = set.await.unwrap();
     assert!(other.try_lock("a").shared().await.is_ok());
     assert!(other.try_lock("b").await.is_err());
     drop(set);
@@ -225,8 +210,7 @@ async fn sets_are_shared_all_or_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn exclusive_locks_send_what_they_sent_without_readers() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+    let (nodes, [one, other]) = processes();
     let guard = one.try_lock("k").await.unwrap();
     let waiting = tokio::spawn(other.lock("k").wait(secs(60)).into_future());
     sleep(secs(5)).await;
@@ -242,13 +226,7 @@ async fn exclusive_locks_send_what_they_sent_without_readers() {
 #[tokio::test(start_paused = true)]
 async fn readers_of_one_process_are_all_woken_by_a_release() {
     let nodes = ScriptedNodes::new(3);
-    let rarely = |nodes| {
-        builder(nodes)
-            .retry(Retry::default().poll_interval(secs(8)))
-            .build()
-            .unwrap()
-    };
-    let (readers, writers) = (rarely(&nodes), rarely(&nodes));
+    let [readers, writers] = polling(&nodes, secs(8));
     for _ in 0..5 {
         let writer = writers.try_lock("k").await.unwrap();
         let waiting: Vec<_> = (0..5)

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{assert_matches, ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LockError, LockKey, LostReason, Retry};
+use tower_redlock::{LockError, LockKey, LostReason, Redlock};
 
-use crate::common::{builder, processes, processes_of};
+use crate::common::{polling, processes, processes_of};
 
 #[tokio::test(start_paused = true)]
 async fn so_many_callers_hold_a_slot_as_there_are_in_one_and_in_several_processes() {
@@ -54,13 +54,10 @@ async fn a_slot_is_the_lock_of_its_own_key_and_no_other() {
 async fn a_refused_caller_gets_the_only_free_slot_with_its_second_request() {
     for _ in 0..20 {
         let (nodes, [holder, other]) = processes();
-        let guards: Vec<_> = {
-            let mut guards = Vec::new();
-            for _ in 0..15 {
-                guards.push(holder.try_lock("k").slots(16).await.unwrap());
-            }
-            guards
-        };
+        let mut guards = Vec::new();
+        for _ in 0..15 {
+            guards.push(holder.try_lock("k").slots(16).await.unwrap());
+        }
         let before = nodes.sent(0, OpKind::Acquire);
         let last = other.try_lock("k").slots(16).await.unwrap();
         assert!(guards.iter().all(|guard| guard.slot() != last.slot()));
@@ -120,27 +117,14 @@ async fn slots_of_several_keys_are_taken_together() {
     assert_eq!(both.keys(), keys);
     let second = other.lock_all(["a", "b"]).slots(2).await.unwrap();
     assert_ne!(second.slot(), both.slot());
-    assert!(
-        other
-            .lock_all(["a", "b"])
-            .slots(2)
-            .wait(ms(0))
-            .await
-            .is_err()
-    );
+    let at_once = |redlock: &Redlock| redlock.lock_all(["a", "b"]).slots(2).wait(ms(0));
+    assert!(at_once(&other).await.is_err());
     drop(second);
     sleep(ms(20)).await;
     // Free for one of the keys only.
     let one = other.try_lock("b").slots(2).await.unwrap();
     assert_ne!(one.slot(), both.slot());
-    assert!(
-        redlock
-            .lock_all(["a", "b"])
-            .slots(2)
-            .wait(ms(0))
-            .await
-            .is_err()
-    );
+    assert!(at_once(&redlock).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,10 +133,8 @@ async fn slots_that_cannot_be_are_refused_without_a_request() {
     for asked in [0, 65, usize::MAX] {
         let refused = redlock.try_lock("k").slots(asked).await.unwrap_err();
         assert_eq!(refused, LockError::InvalidSlots { asked, max: 64 });
-        assert!(
-            refused.to_string().contains("between 1 and 64"),
-            "{refused}"
-        );
+        let told = refused.to_string();
+        assert!(told.contains("between 1 and 64"), "{told}");
     }
     assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
 }
@@ -168,10 +150,7 @@ async fn a_slot_is_renewed_extended_lost_and_named_by_the_drain() {
     assert!(other.try_lock("k").slots(2).await.is_err());
     let key = second.keys()[0].clone();
     let held = redlock.drain(ms(10)).await.held;
-    assert!(
-        held.iter().any(|keys| keys.as_slice() == [key.clone()]),
-        "{held:?}"
-    );
+    assert!(held.contains(&key.into()), "{held:?}");
     (0..3).for_each(|node| nodes.wipe(node));
     assert_eq!(second.lost().await, LostReason::Expired);
 }
@@ -203,11 +182,8 @@ async fn callers_that_give_up_leave_no_slot_behind() {
         drop((first, second));
         sleep(ms(30)).await;
     }
-    let both = [
-        other.try_lock("k").slots(2).await.unwrap(),
-        one.try_lock("k").slots(2).await.unwrap(),
-    ];
-    drop(both);
+    let of_other = other.try_lock("k").slots(2).await.unwrap();
+    drop((of_other, one.try_lock("k").slots(2).await.unwrap()));
     sleep(ms(30)).await;
     assert_eq!(nodes.locks(), [0; 3]);
 }
@@ -216,13 +192,7 @@ async fn callers_that_give_up_leave_no_slot_behind() {
 #[tokio::test(start_paused = true)]
 async fn callers_of_one_process_take_each_slot_that_another_process_releases() {
     let nodes = ScriptedNodes::new(3);
-    let rarely = || {
-        builder(&nodes)
-            .retry(Retry::default().poll_interval(secs(8)))
-            .build()
-            .unwrap()
-    };
-    let (holder, waiter) = (rarely(), rarely());
+    let [holder, waiter] = polling(&nodes, secs(8));
     for _ in 0..10 {
         let mut held = Vec::new();
         for _ in 0..3 {
@@ -299,11 +269,9 @@ async fn callers_with_different_numbers_of_slots_never_exceed_the_highest() {
     let slots: Vec<_> = guards.iter().map(|guard| guard.slot().unwrap()).collect();
     let few = slots.iter().filter(|slot| **slot < 5).count();
     assert!(few <= 5, "{slots:?}");
-    assert!(
-        guards
-            .iter()
-            .all(|guard| guard.keys()[0] == LockKey::from(("k", "slot", guard.slot().unwrap())))
-    );
+    for (guard, slot) in guards.iter().zip(slots) {
+        assert_eq!(guard.keys(), [LockKey::from(("k", "slot", slot))]);
+    }
 }
 
 /// Callers of one number do not keep those of a higher one from slots that are free on the nodes.
@@ -363,8 +331,7 @@ async fn slots_that_are_released_at_once_are_all_taken() {
     for waiting in [[0, 4, 0], [1, 1, 2], [2, 2, 0], [2, 1, 2], [4, 0, 0]] {
         for round in 0..8 {
             let nodes = ScriptedNodes::new(3);
-            let rarely = || builder(&nodes).retry(Retry::default().poll_interval(secs(3_600)));
-            let processes = [(); 3].map(|()| rarely().build().unwrap());
+            let processes = polling::<3>(&nodes, secs(3_600));
             let mut held = Vec::new();
             for _ in 0..SLOTS {
                 held.push(processes[0].try_lock("k").slots(SLOTS).await.unwrap());

@@ -3,12 +3,11 @@
 use support::{ms, secs, set_all};
 use tokio::task::yield_now;
 use tokio::time::{Instant, advance, sleep};
-use tower_redlock::protocol::message::Op;
 use tower_redlock::protocol::validity;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, LostReason};
 
-use crate::common::{Foreign, builder, processes, spread_fences};
+use crate::common::{builder, processes, spread_fences};
 
 #[tokio::test(start_paused = true)]
 async fn valid_for_is_the_ttl_minus_elapsed_time_minus_drift() {
@@ -31,25 +30,10 @@ async fn valid_for_is_the_ttl_minus_elapsed_time_minus_drift() {
 
 #[tokio::test(start_paused = true)]
 async fn second_phase_reduces_the_validity() {
-    let nodes = ScriptedNodes::new(3);
-    for node in 0..3 {
-        // Fences that differ, and are above every wall clock.
-        let other = Foreign::new("k");
-        let op = Op::Acquire {
-            proposal: Some((1 << 52) + 7 * u64::try_from(node).unwrap()),
-            ttl: secs(1),
-            retention: secs(3_600),
-        };
-        other.send(&nodes, node, op);
-        other.send(&nodes, node, Op::Release);
-        nodes.set(node, Gate::Slow(ms(20)));
-    }
-    let guard = builder(&nodes)
-        .build()
-        .unwrap()
-        .try_lock("k")
-        .await
-        .unwrap();
+    let (nodes, [redlock]) = processes();
+    spread_fences(&nodes, "k");
+    (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(20))));
+    let guard = redlock.try_lock("k").await.unwrap();
     assert_eq!(guard.valid_for(), secs(10) - ms(2 * 20) - ms(102));
 }
 
