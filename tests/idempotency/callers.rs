@@ -9,7 +9,7 @@ use axum::extract::{Query, Request};
 use axum::http::StatusCode;
 use axum::routing::any;
 use http_body_util::BodyExt;
-use support::{Answer, ms, redlock};
+use support::{Answer, ms, redlock, request_with};
 use tokio::time::sleep;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{ExecutionHandle, IdempotencyKey, IdempotencyLayer, key};
@@ -34,11 +34,8 @@ impl Payments {
             let status = StatusCode::from_u16(form.status.unwrap_or(200)).unwrap();
             assert!(status != StatusCode::IM_A_TEAPOT, "as the test wants it");
             let size = form.size.unwrap_or(0);
-            let text = format!(
-                "payment {number} of {} bytes {}",
-                body.len(),
-                "x".repeat(size)
-            );
+            let (len, more) = (body.len(), "x".repeat(size));
+            let text = format!("payment {number} of {len} bytes {more}");
             let headers = [
                 ("x-payment", "kept"),
                 ("set-cookie", "session=1"),
@@ -70,10 +67,8 @@ pub(crate) fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {
 }
 
 pub(crate) fn request(target: &str, key: &str, body: &'static str) -> Request {
-    let request = Request::post(target)
-        .header("x-user", "alice")
-        .header("idempotency-key", key);
-    request.body(Body::from(body)).unwrap()
+    let headers = [("x-user", "alice"), ("idempotency-key", key)];
+    request_with("POST", target, &headers).map(|_| Body::from(body))
 }
 
 pub(crate) async fn pay(app: &Router, target: &str, key: &str) -> Answer {

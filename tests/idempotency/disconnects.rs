@@ -83,10 +83,8 @@ async fn request_dropped_at_any_poll_leaves_no_key_or_one_recorded_execution() {
                 break;
             }
         }
-        assert!(
-            outcomes.iter().all(|count| *count > 3),
-            "{name}: {outcomes:?}"
-        );
+        let few = outcomes.iter().filter(|count| **count <= 3).count();
+        assert_eq!(few, 0, "{name}: {outcomes:?}");
     }
 }
 
@@ -148,17 +146,11 @@ async fn execution_ends_with_its_streamed_body_also_without_its_client() {
             let body = (!leaves).then_some(body);
             sleep(secs(1)).await;
             // The account is locked for others, and the key for duplicates.
-            assert_eq!(
-                pay(&app, target, "b").await.status,
-                StatusCode::LOCKED,
-                "{what}"
-            );
+            let beside = pay(&app, target, "b").await;
+            assert_eq!(beside.status, StatusCode::LOCKED, "{what}");
             let alone = streams(status, &pieces, &executed).layer(once(&redlock));
-            assert_eq!(
-                pay(&alone, target, "a").await.code(),
-                "request-in-progress",
-                "{what}"
-            );
+            let duplicate = pay(&alone, target, "a").await;
+            assert_eq!(duplicate.code(), "request-in-progress", "{what}");
             if let Some(body) = body {
                 let rest = body.collect().await.unwrap().to_bytes();
                 assert!(rest.ends_with(b"19\n20\n"), "{what}");
@@ -278,10 +270,8 @@ fn runtime_dropped_during_an_execution_leaves_the_key_locked_until_its_ttl() {
         .layer(once(&redlock))
         .layer(per_account(&redlock));
     let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap()
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().build().unwrap()
     };
     let first = runtime();
     first.block_on(async {

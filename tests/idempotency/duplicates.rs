@@ -16,10 +16,8 @@ use crate::callers::{Payments, layer, pay, request, scene};
 async fn duplicate_gets_the_recorded_response_from_any_server() {
     let (nodes, payments, app) = scene();
     let first = pay(&app, "/payments", "a").await;
-    assert_eq!(
-        (first.status, &first.body[..]),
-        (StatusCode::OK, &b"payment 1 of 8 bytes "[..])
-    );
+    assert_eq!(first.status, StatusCode::OK);
+    assert_eq!(first.body, "payment 1 of 8 bytes ");
     assert!(!first.is_replayed());
     for server in [app.clone(), payments.app(layer(&nodes))] {
         let again = pay(&server, "/payments", "a").await;
@@ -64,11 +62,8 @@ async fn duplicate_of_a_running_execution_is_refused_or_waits() {
     let slow = "/payments?ms=1000";
     for elsewhere in [false, true] {
         let app = payments.app(layer(&nodes));
-        let other = if elsewhere {
-            payments.app(layer(&nodes))
-        } else {
-            app.clone()
-        };
+        let another = payments.app(layer(&nodes));
+        let other = if elsewhere { another } else { app.clone() };
         let patient = payments.app(layer(&nodes).wait(secs(5)));
         let before = payments.executed();
         let key = if elsewhere { "a" } else { "b" };
@@ -84,49 +79,14 @@ async fn duplicate_of_a_running_execution_is_refused_or_waits() {
         );
         assert_eq!(first.status, StatusCode::OK);
         assert_eq!(refused.told(), (409, "request-in-progress"));
-        assert!(refused.headers.contains_key("retry-after"));
-        assert_eq!(reused.status, StatusCode::UNPROCESSABLE_ENTITY);
-        assert_eq!(reused.code(), "idempotency-key-reused");
+        assert_eq!(refused.headers["retry-after"], "1");
+        assert_eq!(reused.told(), (422, "idempotency-key-reused"));
         assert!(waited.is_replayed());
         assert_eq!(waited.body, first.body);
         assert_eq!(payments.executed(), before + 1);
         let later = Answer::to(&other, request(slow, key, "amount=6")).await;
         assert_eq!(later.code(), "idempotency-key-reused");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn retry_after_of_a_duplicate_is_a_second() {
-    let (_nodes, _payments, app) = scene();
-    for millis in [900, 5_000] {
-        let (target, key) = (format!("/payments?ms={millis}"), millis.to_string());
-        let duplicate = async {
-            sleep(ms(100)).await;
-            pay(&app, &target, &key).await
-        };
-        let (first, refused) = tokio::join!(pay(&app, &target, &key), duplicate);
-        assert_eq!(first.status, StatusCode::OK);
-        assert_eq!(refused.code(), "request-in-progress");
-        assert_eq!(refused.headers["retry-after"], "1");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn dropped_request_does_not_stop_its_execution() {
-    let (nodes, payments, app) = scene();
-    let slow = "/payments?ms=1000";
-    let gone = timeout(ms(100), pay(&app, slow, "a")).await;
-    assert!(gone.is_err());
-    sleep(secs(2)).await;
-    let retry = pay(&app, slow, "a").await;
-    assert!(retry.is_replayed());
-    assert_eq!(payments.executed(), 1);
-    // One that leaves before it is its turn leaves nothing.
-    (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(20))));
-    let gone = timeout(ms(10), pay(&app, slow, "b")).await;
-    assert!(gone.is_err());
-    sleep(secs(1)).await;
-    assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -171,26 +131,18 @@ async fn concurrent_duplicates_of_a_record_are_all_replayed() {
     }
     assert_eq!(reused.code(), "idempotency-key-reused");
     assert_eq!(payments.executed(), 1);
-    assert_eq!(
-        nodes.sent(0, OpKind::Acquire),
-        2,
-        "the first of them asks for all"
-    );
+    // The first of them asks for all.
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn requests_dropped_at_any_time_leave_no_lock_and_no_task() {
-    const GATES: [Gate; 5] = [
-        Gate::Ready,
-        Gate::Slow(ms(3)),
-        Gate::Never,
-        Gate::Failing,
-        Gate::Down,
-    ];
+    use Gate::{Down, Failing, Never, Ready, Slow};
+    const GATES: [Gate; 5] = [Ready, Slow(ms(3)), Never, Failing, Down];
     for round in 0..2_000 {
         let mut random = fastrand::Rng::with_seed(round);
         let nodes = ScriptedNodes::new(3);
-        let gates = [Gate::Ready, Gate::Ready, GATES[random.usize(..5)]];
+        let gates = [Ready, Ready, GATES[random.usize(..5)]];
         for (node, gate) in gates.into_iter().enumerate() {
             nodes.set(node, gate);
         }
@@ -233,10 +185,8 @@ async fn requests_dropped_at_any_time_leave_no_lock_and_no_task() {
         assert_eq!(nodes.locks()[..2], [0, 0], "{what}");
         drop((app, redlock));
         sleep(ms(200)).await;
-        let tasks = tokio::runtime::Handle::current()
-            .metrics()
-            .num_alive_tasks();
-        assert_eq!(tasks, 0, "{what}");
+        let tasks = tokio::runtime::Handle::current().metrics();
+        assert_eq!(tasks.num_alive_tasks(), 0, "{what}");
     }
 }
 
@@ -271,27 +221,9 @@ async fn duplicate_is_refused_as_soon_as_the_first_executes() {
         (answer.code(), began.elapsed())
     };
     let (first, (code, after)) = tokio::join!(pay(&app, slow, "a"), duplicate);
-    assert_eq!(
-        (first.status, code),
-        (StatusCode::OK, "request-in-progress")
-    );
+    assert_eq!(first.status, StatusCode::OK);
+    assert_eq!(code, "request-in-progress");
     // The nodes' round trip, and not twice what they may take at most.
     assert!(after < ms(25), "{after:?}");
     assert_eq!(payments.executed(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn max_waiters_limits_waiting_duplicates() {
-    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
-    let patient = layer(&nodes).wait(secs(5)).max_waiters(1);
-    let app = payments.app(patient);
-    let slow = "/payments?ms=1000";
-    let later = async |millis| {
-        sleep(ms(millis)).await;
-        pay(&app, slow, "a").await
-    };
-    let (first, waited, refused) = tokio::join!(pay(&app, slow, "a"), later(100), later(200));
-    assert_eq!(refused.told(), (503, "lock-overloaded"));
-    assert!(waited.is_replayed());
-    assert_eq!((waited.body, payments.executed()), (first.body, 1));
 }

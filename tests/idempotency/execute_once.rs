@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use support::{redlock, secs, three_nodes};
+use support::{assert_matches, redlock, secs, three_nodes};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -14,6 +14,12 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
 
 const SECOND: Duration = secs(1);
+
+pub(crate) type Ran = Result<Outcome<usize>, OnceError<&'static str, usize>>;
+
+pub(crate) fn is_contended(ran: &Ran) -> bool {
+    matches!(ran, Err(OnceError::Lock(LockError::Contended { .. })))
+}
 
 /// The number of executions.
 #[derive(Clone, Default)]
@@ -30,10 +36,7 @@ impl Counter {
         Ok(self.0.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
-    pub(crate) async fn run(
-        &self,
-        once: ExecuteOnce,
-    ) -> Result<Outcome<usize>, OnceError<&'static str, usize>> {
+    pub(crate) async fn run(&self, once: ExecuteOnce) -> Ran {
         let counter = self.clone();
         once.run(|_| counter.work(Duration::ZERO)).await
     }
@@ -90,40 +93,9 @@ async fn fingerprint_refuses_another_request_with_the_same_key() {
     let running = redlock.once("slow").fingerprint("a");
     let running = tokio::spawn(running.run(move |_| slow.work(SECOND)));
     sleep(SECOND / 2).await;
-    let other = counter
-        .run(redlock.once("slow").fingerprint("b").wait(SECOND))
-        .await;
-    assert_eq!(other, Err(OnceError::OtherRequest));
+    let other = redlock.once("slow").fingerprint("b").wait(SECOND);
+    assert_eq!(counter.run(other).await, Err(OnceError::OtherRequest));
     assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(2)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn wait_returns_the_result_of_an_execution_under_way() {
-    let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
-    let slow = counter.clone();
-    let running = tokio::spawn(redlock.once("k").run(move |_| slow.work(SECOND)));
-    sleep(SECOND / 10).await;
-    let impatient = counter.run(redlock.once("k")).await;
-    let contended = matches!(impatient, Err(OnceError::Lock(LockError::Contended { .. })));
-    assert!(contended, "{impatient:?}");
-    let patient = counter.run(redlock.once("k").wait(2 * SECOND)).await;
-    assert_eq!(patient, Ok(Outcome::Replayed(1)));
-    assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(1)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_error_of_the_work_is_not_recorded_and_frees_the_key() {
-    for (at_most_once, then) in [
-        (false, Ok(Outcome::Executed(1))),
-        (true, Err(OnceError::Unknown)),
-    ] {
-        let (nodes, redlock, counter) = scene();
-        let once = || redlock.once("k").at_most_once(at_most_once);
-        let failed = once().run(|_| async { Err::<usize, _>("declined") }).await;
-        assert_eq!(failed, Err(OnceError::Work("declined")));
-        assert_eq!(nodes.locks(), [0, 0, 0]);
-        assert_eq!(counter.run(once()).await, then);
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -157,16 +129,6 @@ async fn max_result_bounds_the_results_that_are_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_result_of_another_type_is_reported_as_not_kept() {
-    let redlock = Redlock::in_memory(3);
-    let text = redlock.once("k");
-    let text = text.run(|_| async { Ok::<_, ()>("text".to_owned()) });
-    assert!(text.await.is_ok());
-    let number = redlock.once("k").run(|_| pending::<Result<u32, ()>>());
-    assert_eq!(number.await, Err(OnceError::NotKept));
-}
-
-#[tokio::test(start_paused = true)]
 async fn dropping_the_future_leaves_the_execution_running_with_its_lock() {
     let (nodes, redlock, counter) = scene();
     let slow = counter.clone();
@@ -175,8 +137,7 @@ async fn dropping_the_future_leaves_the_execution_running_with_its_lock() {
     // Longer than the ttl of 10 s.
     sleep(20 * SECOND).await;
     let other = counter.run(redlock.once("k")).await;
-    let contended = matches!(other, Err(OnceError::Lock(LockError::Contended { .. })));
-    assert!(contended, "{other:?}");
+    assert!(is_contended(&other), "{other:?}");
     sleep(15 * SECOND).await;
     let later = counter.run(redlock.once("k")).await;
     assert_eq!(later, Ok(Outcome::Replayed(1)));
@@ -192,10 +153,8 @@ async fn dropping_the_future_before_the_grant_executes_nothing() {
     timeout(SECOND / 200, call).await.unwrap_err();
     sleep(SECOND).await;
     assert_eq!((counter.count(), nodes.locks()), (0, vec![0, 0, 0]));
-    assert_eq!(
-        counter.run(redlock.once("k")).await,
-        Ok(Outcome::Executed(1))
-    );
+    let executed = counter.run(redlock.once("k")).await;
+    assert_eq!(executed, Ok(Outcome::Executed(1)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -230,10 +189,8 @@ async fn a_panic_of_the_work_reaches_the_caller_and_keeps_the_key_until_its_ttl(
     sleep(SECOND).await;
     assert_eq!(nodes.locks(), [1, 1, 1]);
     sleep(10 * SECOND).await;
-    assert_eq!(
-        counter.run(redlock.once("k")).await,
-        Ok(Outcome::Executed(1))
-    );
+    let executed = counter.run(redlock.once("k")).await;
+    assert_eq!(executed, Ok(Outcome::Executed(1)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -249,17 +206,14 @@ async fn a_result_that_no_majority_records_is_returned_as_unrecorded() {
     assert_eq!(unrecorded, Err(OnceError::Unrecorded(1)));
     // The key stays locked, so that no other call executes beside it.
     let other = counter.run(redlock.once("k")).await;
-    let contended = matches!(other, Err(OnceError::Lock(LockError::Contended { .. })));
-    assert!(contended, "{other:?}");
+    assert!(is_contended(&other), "{other:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_record_on_a_minority_is_undecided_while_a_majority_is_silent() {
     let (nodes, redlock, counter) = scene();
-    assert_eq!(
-        counter.run(redlock.once("k")).await,
-        Ok(Outcome::Executed(1))
-    );
+    let executed = counter.run(redlock.once("k")).await;
+    assert_eq!(executed, Ok(Outcome::Executed(1)));
     // What a majority forgot, it may have had: only one copy is left.
     nodes.wipe(0);
     nodes.wipe(1);
@@ -296,11 +250,10 @@ async fn no_quorum_and_drain_are_lock_errors() {
     let (nodes, redlock, counter) = scene();
     (0..2).for_each(|node| nodes.set(node, Gate::Down));
     let unavailable = counter.run(redlock.once("k")).await;
-    let is_unavailable = matches!(
+    assert_matches!(
         unavailable,
         Err(OnceError::Lock(LockError::Unavailable { .. }))
     );
-    assert!(is_unavailable, "{unavailable:?}");
     redlock.drain(SECOND).await;
     let closed = counter.run(redlock.once("k")).await;
     assert_eq!(closed, Err(OnceError::Lock(LockError::Closed)));
@@ -382,9 +335,8 @@ fn outcome_of_a_caller_whose_runtime_ends_is_recorded_by_the_home() {
     });
     drop(callers);
     resume.send(()).unwrap();
-    let again = redlock
-        .once("k")
-        .run(async |_| Ok::<_, ()>("again".to_owned()));
+    let again = redlock.once("k");
+    let again = again.run(async |_| Ok::<_, ()>("again".to_owned()));
     let again = home.block_on(again);
     assert_eq!(again, Ok(Outcome::Replayed("first".to_owned())));
 }

@@ -15,13 +15,7 @@ use tower_redlock::protocol::{ExecutionId, Fingerprint, KeyNames, Namespace, Own
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
 
-use crate::execute_once::{Counter, scene};
-
-type Ran = Result<Outcome<usize>, OnceError<&'static str, usize>>;
-
-fn is_contended<T>(ran: &Result<Outcome<T>, OnceError<&'static str, T>>) -> bool {
-    matches!(ran, Err(OnceError::Lock(LockError::Contended { .. })))
-}
+use crate::execute_once::{Counter, Ran, is_contended, scene};
 
 /// Another process, whose requests for one key are made by hand.
 struct Other(Arc<[KeyNames]>);
@@ -32,31 +26,22 @@ impl Other {
         Self([names.unwrap()].into())
     }
 
+    fn send(&self, nodes: &ScriptedNodes, node: usize, op: Op) -> Reply {
+        let (names, owner) = (Arc::clone(&self.0), OwnerToken::from_random([2; 16]));
+        nodes.apply(node, &Command { names, owner, op })
+    }
+
     fn put(&self, nodes: &ScriptedNodes, node: usize, record: &Record) {
-        let command = Command {
-            names: Arc::clone(&self.0),
-            owner: OwnerToken::from_random([2; 16]),
-            op: Op::TopUp {
-                record: record.clone(),
-                retention: secs(60),
-            },
-        };
-        let reply = nodes.apply(node, &command);
+        let (record, retention) = (record.clone(), secs(60));
+        let reply = self.send(nodes, node, Op::TopUp { record, retention });
         assert_matches!(reply, Reply::Done { .. });
     }
 
     /// Returns how much longer each node keeps its record.
     fn left(&self, nodes: &ScriptedNodes) -> [Duration; 3] {
-        [0, 1, 2].map(|node| {
-            let command = Command {
-                names: Arc::clone(&self.0),
-                owner: OwnerToken::from_random([2; 16]),
-                op: Op::Look,
-            };
-            match nodes.apply(node, &command) {
-                Reply::Done { expires_in, .. } => expires_in,
-                reply => panic!("node {node}: {reply:?}"),
-            }
+        [0, 1, 2].map(|node| match self.send(nodes, node, Op::Look) {
+            Reply::Done { expires_in, .. } => expires_in,
+            reply => panic!("node {node}: {reply:?}"),
         })
     }
 }
@@ -70,18 +55,13 @@ fn record(body: &[u8], digest: [u8; 32]) -> Record {
 /// Whether or not the work of the dropped call is executed, it is executed once, and no key is left.
 #[tokio::test(start_paused = true)]
 async fn dropping_the_future_at_any_poll_executes_at_most_once_and_leaves_no_key() {
-    let gates = [
-        Gate::Ready,
-        Gate::Slow(ms(20)),
-        Gate::Slow(ms(120)),
-        Gate::Mute,
-    ];
-    for slow in gates {
+    use Gate::{Mute, Ready, Slow};
+    for slow in [Ready, Slow(ms(20)), Slow(ms(120)), Mute] {
         let mut times = 0;
         loop {
             let nodes = ScriptedNodes::new(3);
             nodes.set(0, slow);
-            nodes.set(1, Gate::Slow(ms(10)));
+            nodes.set(1, Slow(ms(10)));
             let (redlock, counter) = (redlock(&nodes), Counter::default());
             let work = counter.clone();
             let call = redlock.once("k").run(move |_| work.work(ms(30)));
@@ -113,20 +93,15 @@ async fn dropping_the_future_after_the_grant_executes_the_work() {
     assert!(poll_times(&mut Box::pin(call), 1, 4).await.is_none());
     sleep(ms(10)).await;
     assert_eq!(counter.count(), 1);
-    assert_eq!(
-        counter.run(redlock.once("k")).await,
-        Ok(Outcome::Replayed(1))
-    );
+    let replayed = counter.run(redlock.once("k")).await;
+    assert_eq!(replayed, Ok(Outcome::Replayed(1)));
 }
 
 /// The caller is no task of the runtime that ends, so it does not end with it.
 #[test]
 fn a_runtime_that_ends_during_the_work_makes_its_outcome_unknown() {
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
+    let mut runtime = Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
     let handle = runtime.handle().clone();
     let (began, begun) = mpsc::channel();
     let (ended, end) = mpsc::channel();
@@ -203,20 +178,15 @@ async fn log_keys_decides_whether_spans_show_the_key() {
 #[tokio::test(start_paused = true)]
 async fn settings_out_of_range_are_refused_or_bounded() {
     let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
-    let run = |once: ExecuteOnce| {
-        let counter = counter.clone();
-        async move { counter.run(once).await }
-    };
+    let run = async |once: ExecuteOnce| counter.run(once).await;
     let too_long = run(redlock.once("k").ttl(secs(3_600))).await;
-    let is_refused = matches!(too_long, Err(OnceError::Lock(LockError::TtlTooLong { .. })));
-    assert!(is_refused, "{too_long:?}");
+    assert_matches!(too_long, Err(OnceError::Lock(LockError::TtlTooLong { .. })));
     for ttl in [Duration::ZERO, ms(2)] {
         let too_short = run(redlock.once("k").ttl(ttl)).await;
-        let is_refused = matches!(
+        assert_matches!(
             too_short,
             Err(OnceError::Lock(LockError::TtlTooShort { .. }))
         );
-        assert!(is_refused, "{too_short:?}");
     }
     let empty = run(redlock.once("")).await;
     assert_matches!(empty, Err(OnceError::Lock(LockError::Key(_))));
@@ -348,11 +318,8 @@ async fn max_waiters_counts_the_calls_that_wait_for_an_execution() {
     let waiting = tokio::spawn(async move { one.run(waiting).await });
     sleep(ms(100)).await;
     let refused = counter.run(redlock.once("k").wait(secs(5))).await;
-    let overloaded = matches!(
-        refused,
-        Err(OnceError::Lock(LockError::Overloaded { max: 1 }))
-    );
-    assert!(overloaded, "{refused:?}");
+    let overloaded = LockError::Overloaded { max: 1 };
+    assert_eq!(refused, Err(OnceError::Lock(overloaded)));
     assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(1)));
     assert_eq!(waiting.await.unwrap(), Ok(Outcome::Replayed(1)));
 }
@@ -364,11 +331,13 @@ async fn at_most_once_takes_effect_only_in_calls_that_set_it() {
         (true, true, Err(OnceError::Unknown)),
         (true, false, Ok(Outcome::Executed(1))),
         (false, true, Ok(Outcome::Executed(1))),
+        (false, false, Ok(Outcome::Executed(1))),
     ] {
-        let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+        let (nodes, redlock, counter) = scene();
         let once = redlock.once("k").at_most_once(first);
         let failed: Ran = once.run(|_| async { Err("declined") }).await;
         assert_eq!(failed, Err(OnceError::Work("declined")));
+        assert_eq!(nodes.locks(), [0, 0, 0]);
         let again = counter.run(redlock.once("k").at_most_once(second)).await;
         assert_eq!(again, then, "{first} {second}");
     }
@@ -407,6 +376,8 @@ async fn a_local_waiter_gets_the_result_without_asking_the_nodes() {
     let slow = counter.clone();
     let running = tokio::spawn(redlock.once("k").run(move |_| slow.work(secs(1))));
     sleep(ms(100)).await;
+    let impatient = counter.run(redlock.once("k")).await;
+    assert!(is_contended(&impatient), "{impatient:?}");
     let waited = counter.run(redlock.once("k").wait(secs(5))).await;
     assert_eq!(waited, Ok(Outcome::Replayed(1)));
     assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(1)));
@@ -460,18 +431,15 @@ async fn a_record_that_is_met_in_the_second_phase_is_repaired_beside_a_silent_no
     let (nodes, redlock, counter) = scene();
     let other = Other::new("k");
     // Different fences make the nodes answer different numbers.
-    for (node, proposal) in [(0, 1 << 52), (1, (1 << 52) + 100)] {
-        for op in [
-            Op::Acquire {
-                proposal: Some(proposal),
-                ttl: secs(1),
-                retention: secs(3_600),
-            },
-            Op::Release,
-        ] {
-            let (names, owner) = (Arc::clone(&other.0), OwnerToken::from_random([2; 16]));
-            nodes.apply(node, &Command { names, owner, op });
-        }
+    for (node, proposal) in [(0, 1 << 52), (1, (1 << 52) + 100)].map(|(n, p)| (n, Some(p))) {
+        let (ttl, retention) = (secs(1), secs(3_600));
+        let acquire = Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        };
+        other.send(&nodes, node, acquire);
+        other.send(&nodes, node, Op::Release);
     }
     nodes.set(2, Gate::Never);
     (0..2).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Slow(ms(20))));

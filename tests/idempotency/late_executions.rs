@@ -222,13 +222,8 @@ async fn drain_reports_the_lock_of_a_lease_task_that_panicked_under_its_guard() 
 /// free for others then, and intents stay only where something may have been executed.
 #[tokio::test(start_paused = true)]
 async fn lease_task_panic_at_any_request_of_an_execution_executes_at_most_once() {
-    for kind in [
-        OpKind::Acquire,
-        OpKind::Confirm,
-        OpKind::Release,
-        OpKind::Record,
-        OpKind::Look,
-    ] {
+    use OpKind::{Acquire, Confirm, Look, Record, Release};
+    for kind in [Acquire, Confirm, Release, Record, Look] {
         for node in 0..3 {
             for (late, ms_executing) in [(0, 0), (200, 0), (0, 5_000)] {
                 let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
@@ -314,16 +309,8 @@ async fn two_phases_share_one_deadline_with_a_long_node_timeout() {
         // Unequal numbers, so that there is a second phase.
         for node in 0..3 {
             let other = scripted(&nodes).build().unwrap();
-            for more in 0..3 {
-                nodes.set(
-                    more,
-                    if more == node {
-                        Gate::Ready
-                    } else {
-                        Gate::Down
-                    },
-                );
-            }
+            (0..3).for_each(|other| nodes.set(other, Gate::Down));
+            nodes.set(node, Gate::Ready);
             drop(other.try_lock("k").await);
             nodes.set(node, Gate::Ready);
             sleep(ms(1)).await;
@@ -333,10 +320,7 @@ async fn two_phases_share_one_deadline_with_a_long_node_timeout() {
         let began = Instant::now();
         let asked = redlock.try_lock("k").await;
         let took = began.elapsed();
-        assert!(
-            took <= node_timeout * 2,
-            "{node_timeout:?} {took:?} {asked:?}"
-        );
+        assert!(took <= node_timeout * 2, "{took:?} {asked:?}");
         drop(asked);
         sleep(secs(30)).await;
         assert_eq!(nodes.locks(), [0, 0, 0]);

@@ -22,7 +22,6 @@ mod nested_layers;
 mod panics;
 mod payments;
 mod real_servers;
-mod record_copies;
 mod recording;
 mod redispatch;
 mod request_identity;

@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::future::ready;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -18,6 +17,7 @@ use axum::routing::post;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body_util::{BodyExt, Full};
+use hyper::body::SizeHint;
 use support::{Executed, ms, once, redlock, secs, set_all, three_nodes};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt};
@@ -25,7 +25,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, LockKey, Locked, RedlockLayer, Rejection, RequestKind};
 
-use crate::payments::{Account, AppState, cloneable, counts_begun, pay, per_account};
+use crate::payments::{Account, cloneable, counts_begun, pay, per_account};
+use crate::stack_payments::sized;
 
 #[derive(Clone)]
 struct PanicsIn(&'static str);
@@ -58,17 +59,11 @@ async fn panic_in_call_releases_the_lock_before_catch_panic_answers() {
     let of_key = (caught, per_account(&redlock)).layer(second);
     for turn in 0..2 {
         let answer = of_call.clone().oneshot(request()).await.unwrap();
-        assert_eq!(
-            (answer.status().as_u16(), nodes.locks()),
-            (500, vec![0; 3]),
-            "{turn}"
-        );
+        assert_eq!(answer.status(), 500, "{turn}");
+        assert_eq!(nodes.locks(), [0; 3], "{turn}");
         let answer = of_key.clone().oneshot(request()).await.unwrap();
-        assert_eq!(
-            (answer.status().as_u16(), nodes.locks()),
-            (500, vec![0; 3]),
-            "{turn}"
-        );
+        assert_eq!(answer.status(), 500, "{turn}");
+        assert_eq!(nodes.locks(), [0; 3], "{turn}");
     }
 }
 
@@ -97,48 +92,37 @@ async fn panic_in_poll_ready_releases_the_lock_before_catch_panic_answers() {
     set_all(&nodes, OpKind::Release, Gate::Slow(ms(20)));
     let layer = per_account(&redlock(&nodes)).wait(secs(1));
     let service = (CatchPanicLayer::new(), layer).layer(ReadyOnce(Arc::default()));
-    let answer = service
-        .oneshot(cloneable("/?account=1", "a"))
-        .await
-        .unwrap();
+    let answer = service.oneshot(cloneable("/?account=1", "a"));
+    let answer = answer.await.unwrap();
     assert_eq!((answer.status().as_u16(), nodes.locks()), (500, vec![0; 3]));
 }
 
 /// Calls, and says whether that panicked.
 async fn panics(app: &Router, target: &str, key: &str) -> bool {
-    AssertUnwindSafe(pay(app, target, key))
-        .catch_unwind()
-        .await
-        .is_err()
+    let call = AssertUnwindSafe(pay(app, target, key));
+    call.catch_unwind().await.is_err()
 }
 
 #[tokio::test(start_paused = true)]
 async fn panic_in_fingerprint_or_record_if_executes_at_most_once() {
     type Set = fn(IdempotencyLayer) -> IdempotencyLayer;
-    let before: [Set; 1] = [|layer| layer.fingerprint(|_, _| panic!("as the test wants it"))];
-    let after: [Set; 1] = [|layer| layer.record_if(|_| panic!("as the test wants it"))];
-    for (sets, executions) in [(before, 0), (after, 1)] {
-        for set in sets {
-            let nodes = ScriptedNodes::new(3);
-            let (redlock, executed) = (redlock(&nodes), Executed::default());
-            let app = counts_begun(&executed).layer(per_account(&redlock));
-            let broken = app.clone().layer(set(once(&redlock)));
-            let target = "/payments?account=1";
-            assert!(panics(&broken, target, "a").await);
-            assert_eq!(executed.count(), executions);
-            // What was executed may have had an effect: only its key stays locked.
-            sleep(ms(100)).await;
-            assert_eq!(nodes.locks(), vec![executions; 3]);
-            let mended = app.layer(once(&redlock));
-            let again = pay(&mended, target, "a").await;
-            let code = if executions == 0 {
-                ""
-            } else {
-                "request-in-progress"
-            };
-            assert_eq!((again.code(), executed.count()), (code, 1));
-            assert!(redlock.drain(secs(1)).await.held.is_empty());
-        }
+    let before: Set = |layer| layer.fingerprint(|_, _| panic!("as the test wants it"));
+    let after: Set = |layer| layer.record_if(|_| panic!("as the test wants it"));
+    for (set, executions, code) in [(before, 0, ""), (after, 1, "request-in-progress")] {
+        let nodes = ScriptedNodes::new(3);
+        let (redlock, executed) = (redlock(&nodes), Executed::default());
+        let app = counts_begun(&executed).layer(per_account(&redlock));
+        let broken = app.clone().layer(set(once(&redlock)));
+        let target = "/payments?account=1";
+        assert!(panics(&broken, target, "a").await);
+        assert_eq!(executed.count(), executions);
+        // What was executed may have had an effect: only its key stays locked.
+        sleep(ms(100)).await;
+        assert_eq!(nodes.locks(), vec![executions; 3]);
+        let mended = app.layer(once(&redlock));
+        let again = pay(&mended, target, "a").await;
+        assert_eq!((again.code(), executed.count()), (code, 1));
+        assert!(redlock.drain(secs(1)).await.held.is_empty());
     }
 }
 
@@ -168,10 +152,7 @@ async fn panic_in_lock_keys_takes_no_lock_and_releases_outer_locks() {
     let (nodes, redlock) = three_nodes();
     let pay_there = async |_: Locked<Query<Account>>| "paid";
     let app = Router::new().route("/payments", post(pay_there));
-    let state = AppState {
-        redlock: redlock.clone(),
-    };
-    let app = app.with_state(state).layer(per_account(&redlock));
+    let app = app.with_state(redlock.clone()).layer(per_account(&redlock));
     let app = app.layer(CatchPanicLayer::new());
     let broken = pay(&app, "/payments?account=broken", "a").await;
     assert_eq!(broken.status, StatusCode::INTERNAL_SERVER_ERROR);
@@ -192,10 +173,7 @@ async fn panic_in_the_response_body_leaves_the_key_locked_until_its_ttl() {
                 frame
             });
             // Of a size that is known, so that it is read to be recorded.
-            Response::new(Body::new(http_body_util::Limited::new(
-                Sized::new(body, 4),
-                4,
-            )))
+            Response::new(sized(body, SizeHint::with_exact(4)))
         };
         let app = Router::new().route("/payments", post(pay_there));
         let app = app.layer(per_account(&redlock));
@@ -209,34 +187,5 @@ async fn panic_in_the_response_body_leaves_the_key_locked_until_its_ttl() {
         let again = pay(&app, "/payments?account=1", "a").await;
         let code = if at_most_once { "outcome-unknown" } else { "" };
         assert_eq!(again.code(), code);
-    }
-}
-
-/// A body that tells its size.
-struct Sized<B> {
-    body: Pin<Box<B>>,
-    size: u64,
-}
-
-impl<B> Sized<B> {
-    fn new(body: B, size: u64) -> Self {
-        let body = Box::pin(body);
-        Self { body, size }
-    }
-}
-
-impl<B: hyper::body::Body> hyper::body::Body for Sized<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<hyper::body::Frame<B::Data>, B::Error>>> {
-        self.body.as_mut().poll_frame(context)
-    }
-
-    fn size_hint(&self) -> hyper::body::SizeHint {
-        hyper::body::SizeHint::with_exact(self.size)
     }
 }

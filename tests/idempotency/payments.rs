@@ -5,12 +5,11 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::extract::{FromRef, Query, Request};
+use axum::extract::{Query, Request};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use support::{Answer, Executed, ms};
+use support::{Answer, Executed, ms, request_with};
 use tokio::time::sleep;
 use tower::retry::Policy;
 use tower_redlock::{LockKey, LockKeys, LockResource, Redlock, RedlockLayer, key};
@@ -21,8 +20,7 @@ pub(crate) fn per_account(redlock: &Redlock) -> RedlockLayer {
 }
 
 pub(crate) fn request(target: &str, key: &str) -> Request {
-    let request = Request::post(target).header("idempotency-key", key);
-    request.body(Body::empty()).unwrap()
+    request_with("POST", target, &[("idempotency-key", key)])
 }
 
 /// Returns a request with a body that a retry can clone.
@@ -110,11 +108,6 @@ impl<R: Clone, B, E> Policy<R, http::Response<B>, E> for Again {
 /// Replaces status and headers, so that a rejection looks like a response of the handler.
 pub(crate) async fn rebuilt(response: Response) -> Response {
     (StatusCode::BAD_REQUEST, response.into_body()).into_response()
-}
-
-#[derive(Clone, FromRef)]
-pub(crate) struct AppState {
-    pub(crate) redlock: Redlock,
 }
 
 /// The account of a request, for `Locked<Query<Account>>`; one named `broken` panics.

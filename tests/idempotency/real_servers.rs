@@ -374,10 +374,22 @@ async fn hung_node_delays_neither_executions_nor_replays() {
     assert_eq!(bank.executed(), 4);
 }
 
+const CROWD: usize = 100;
+
 /// `DUPLICATES_ROUNDS` asks for more.
 fn rounds() -> usize {
     let rounds = std::env::var("DUPLICATES_ROUNDS").ok();
     rounds.map_or(12, |rounds| rounds.parse().expect("it is a number"))
 }
 
-const CROWD: usize = 100;
+#[tokio::test]
+async fn retention_of_zero_and_duration_max_is_accepted_by_redis() {
+    let cluster = Cluster::start(3);
+    let bank = Bank::default();
+    for retention in [Duration::ZERO, Duration::MAX] {
+        let set = |layer: IdempotencyLayer| layer.retention(retention);
+        let server = Server::start_with(&cluster, &bank, NODE_TIMEOUT, set).await;
+        let paid = server.pay("/payments", &format!("{retention:?}")).await;
+        assert!(is_executed(&paid), "{}", said(&paid));
+    }
+}

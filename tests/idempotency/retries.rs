@@ -16,7 +16,7 @@ use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{Locked, Redlock};
 
-use crate::payments::{Account, Again, AppState, cloneable, pay, per_account};
+use crate::payments::{Account, Again, cloneable, pay, per_account};
 
 /// A service that gives its answers one after the other, and the last for ever.
 fn answering(
@@ -56,10 +56,8 @@ async fn retried_after_a_loss(statuses: &'static [u16], refused: bool) -> (Route
         .layer(per_account(&locks))
         .service(answering(&executed, statuses));
     let app = Router::new().route_service("/payments", stack);
-    let first = tokio::spawn({
-        let app = app.clone();
-        async move { pay(&app, "/payments?account=1", "a").await }
-    });
+    let payer = app.clone();
+    let first = tokio::spawn(async move { pay(&payer, "/payments?account=1", "a").await });
     sleep(ms(10)).await;
     (0..3).for_each(|node| accounts.wipe(node));
     if refused {
@@ -70,11 +68,8 @@ async fn retried_after_a_loss(statuses: &'static [u16], refused: bool) -> (Route
         });
     }
     let first = first.await.unwrap();
-    let expected = if refused {
-        423
-    } else {
-        *statuses.last().unwrap()
-    };
+    let last = *statuses.last().unwrap();
+    let expected = if refused { 423 } else { last };
     assert_eq!(first.status.as_u16(), expected);
     (app, executed)
 }
@@ -184,11 +179,8 @@ async fn inner_retry_that_executes_after_a_refused_extractor_is_recorded() {
     let executed = Executed::default();
     let counted = executed.clone();
     let pay_locked = async move |_: Locked<Query<Account>>| counted.one_more().to_string();
-    let redlock_of_accounts = redlock(&accounts);
     let router = Router::new().route("/payments", post(pay_locked));
-    let router: Router = router.with_state(AppState {
-        redlock: redlock_of_accounts,
-    });
+    let router: Router = router.with_state(redlock(&accounts));
     let stack = ServiceBuilder::new()
         .layer(once(&redlock(&records)))
         .map_request(|request: http::Request<_>| request.map(|_| String::new()))

@@ -1,13 +1,18 @@
 //! Payments with a body, and handlers that answer them.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::request::Builder;
 use axum::response::IntoResponse;
 use axum::routing::{any, post};
+use hyper::body::{Frame, SizeHint};
 use support::{Answer, Executed, redlock, secs};
 use tokio::time::sleep;
+use tower::BoxError;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{IdempotencyLayer, scope};
 
@@ -48,3 +53,33 @@ pub(crate) fn slow(executed: &Executed) -> Router {
 }
 
 pub(crate) const KEY: &str = "idempotency-key";
+
+/// A body that says how large it is.
+pub(crate) fn sized<B>(body: B, hint: SizeHint) -> Body
+where
+    B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    let body = Box::pin(body);
+    Body::new(Sized { body, hint })
+}
+
+struct Sized<B> {
+    body: Pin<Box<B>>,
+    hint: SizeHint,
+}
+
+impl<B: hyper::body::Body> hyper::body::Body for Sized<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        self.body.as_mut().poll_frame(context)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.hint
+    }
+}
