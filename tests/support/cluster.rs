@@ -27,6 +27,21 @@ impl Cluster {
         Self { servers }
     }
 
+    /// Gives a command to all servers.
+    #[track_caller]
+    pub fn command(&self, command: &[&str]) {
+        for server in &self.servers {
+            server.command(command);
+        }
+    }
+
+    /// Counts the servers that have a key.
+    #[track_caller]
+    pub fn holders(&self, key: &str) -> usize {
+        let servers = self.servers.iter();
+        servers.filter(|server| server.exists(key)).count()
+    }
+
     /// Returns the URLs of all servers.
     pub fn urls(&self) -> Vec<String> {
         self.servers.iter().map(RedisServer::url).collect()

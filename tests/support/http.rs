@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use axum::Router;
 use axum::serve::{ListenerExt, TapIo};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -22,6 +23,16 @@ pub async fn listen() -> (TapIo<TcpListener, fn(&mut TcpStream)>, SocketAddr) {
     let addr = listener.local_addr().expect("a bound listener has one");
     let set: fn(&mut TcpStream) = |stream| stream.set_nodelay(true).expect("TCP has it");
     (listener.tap_io(set), addr)
+}
+
+/// Serves on a free port until the task is aborted.
+pub async fn serve(app: Router) -> (SocketAddr, JoinHandle<()>) {
+    let (listener, addr) = listen().await;
+    let serving = tokio::spawn(async move {
+        let served = axum::serve(listener, app).await;
+        served.expect("axum serves until it is aborted");
+    });
+    (addr, serving)
 }
 
 /// Sends one request on a connection of its own and reads the response to its end.
