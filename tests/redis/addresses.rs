@@ -4,10 +4,10 @@ use std::future::IntoFuture;
 
 use support::{
     Cluster, Log, Proxy, Random, RedisServer, assert_matches, free_port, ms, secs, until,
-    until_all_up,
+    until_all_up, wait_until,
 };
 use tokio::time::{Instant, sleep};
-use tower_redlock::{LockError, NodeState, RestartGuard};
+use tower_redlock::{LockError, NodeHealth, NodeState, RestartGuard};
 
 use crate::patient::{LONGEST, builder, guarded, name_of};
 
@@ -36,8 +36,7 @@ async fn changing_addresses_make_no_majority_of_one_server() {
         for _ in 0..20 {
             if let Ok(guard) = redlock.try_lock("k").await {
                 let name = name_of("k");
-                let have = || cluster.servers.iter().filter(|server| server.exists(&name));
-                let count = have().count();
+                let count = cluster.holders(&name);
                 assert!(count >= 2 || !guard.is_valid(), "held by {count} server");
                 granted += 1;
                 guard.release().await.ok();
@@ -58,14 +57,8 @@ async fn server_that_voted_under_one_name_does_not_vote_at_once_under_another() 
     let window = secs(4);
     let ttl = secs(3);
     let settled = guarded(cluster.urls()).ttl(ttl).max_ttl(ttl);
-    until_all_up(
-        &settled
-            .restart_guard(RestartGuard::For(window))
-            .build()
-            .unwrap(),
-        LONGEST,
-    )
-    .await;
+    let settled = settled.restart_guard(RestartGuard::For(window));
+    until_all_up(&settled.build().unwrap(), LONGEST).await;
     let fast = Proxy::start(cluster.servers[0].addr()).await;
     let slow = Proxy::start(cluster.servers[0].addr()).await;
     slow.delay(ms(250));
@@ -73,21 +66,16 @@ async fn server_that_voted_under_one_name_does_not_vote_at_once_under_another() 
     let redlock = builder([fast.url(), slow.url(), away]).connect_timeout(secs(3));
     let redlock = redlock.ttl(ttl).restart_guard(RestartGuard::For(window));
     let redlock = redlock.build().unwrap();
+    let name = name_of("k");
     let moving = async {
-        let name = name_of("k");
-        until("asked", LONGEST, || async {
-            cluster.servers[0].exists(&name)
-        })
-        .await;
+        let is_asked = || cluster.servers[0].exists(&name);
+        wait_until("asked", LONGEST, is_asked).await;
         fast.lead_to(cluster.servers[1].addr());
         fast.cut();
         fast.pass();
     };
     let (asked, ()) = tokio::join!(redlock.try_lock("k").into_future(), moving);
-    let name = name_of("k");
-    let have = cluster.servers.iter().filter(|server| server.exists(&name));
-    let have = have.count();
-    assert!(asked.is_err(), "held by {have} server");
+    assert!(asked.is_err(), "held by {} server", cluster.holders(&name));
 }
 
 /// Otherwise two of its three addresses would be a majority. New clients, which meet all addresses at once.
@@ -103,10 +91,8 @@ async fn restart_guard_off_server_under_several_addresses_gets_no_vote() {
         let key = number.to_string();
         let refused = redlock.try_lock(key.as_str()).await.unwrap_err();
         assert_matches!(refused, LockError::Unavailable { .. });
-        until("known", LONGEST, || async {
-            redlock.health().await.up() == 0
-        })
-        .await;
+        let is_known = || async { redlock.health().await.up() == 0 };
+        until("known", LONGEST, is_known).await;
         let refused = redlock.try_lock(key).await.unwrap_err().to_string();
         let addr = server.addr();
         let other = format!("localhost:{}", addr.port());
@@ -118,11 +104,9 @@ async fn restart_guard_off_server_under_several_addresses_gets_no_vote() {
         assert!(each.iter().any(|why| refused.contains(why)), "{refused}");
         let log = log.text();
         assert!(!log.contains("started or flushed"), "{log}");
-        let is_logged = |why: &String| {
-            log.lines()
-                .any(|line| line.contains("gives no votes") && line.contains(why))
-        };
-        assert!(each.iter().any(is_logged), "{log}");
+        let mut lines = log.lines().filter(|line| line.contains("gives no votes"));
+        let is_logged = lines.any(|line| each.iter().any(|why| line.contains(why)));
+        assert!(is_logged, "{log}");
     }
 }
 
@@ -143,9 +127,7 @@ async fn restart_guard_off_address_that_is_corrected_votes_again() {
 #[tokio::test]
 async fn restart_guard_off_servers_that_refuse_info_vote_and_are_logged_once() {
     let cluster = Cluster::start(3);
-    for server in &cluster.servers {
-        server.command(&["ACL", "SETUSER", "default", "-info"]);
-    }
+    cluster.command(&["ACL", "SETUSER", "default", "-info"]);
     let (log, _subscribed) = Log::subscribed();
     let redlock = builder(cluster.urls()).build().unwrap();
     until_all_up(&redlock, LONGEST).await;
@@ -167,11 +149,8 @@ async fn three_addresses_of_one_server_do_not_vote_or_reconnect_endlessly() {
     }
     let redlock = guarded(wires.iter().map(Proxy::url)).build().unwrap();
     until("known", LONGEST, || async {
-        let health = redlock.health().await;
-        health
-            .nodes
-            .iter()
-            .all(|node| matches!(&node.state, NodeState::Unreachable { .. }))
+        let is_down = |node: &NodeHealth| matches!(node.state, NodeState::Unreachable { .. });
+        redlock.health().await.nodes.iter().all(is_down)
     })
     .await;
     let before: usize = wires.iter().map(Proxy::connections).sum();

@@ -12,7 +12,7 @@ use support::{
 use tokio::task::yield_now;
 use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, Released, RestartGuard, Retry};
 
-use crate::patient::{LONGEST, name_of};
+use crate::patient::{self, LONGEST, name_of};
 use crate::server_limits::{fill, give_back, refusals};
 use crate::wire::LONG_TTL;
 
@@ -28,43 +28,29 @@ struct Variant {
 }
 
 const VARIANTS: [Variant; 4] = [
-    Variant {
-        nodes: 3,
-        fencing: true,
-        guard: false,
-    },
-    Variant {
-        nodes: 1,
-        fencing: true,
-        guard: true,
-    },
-    Variant {
-        nodes: 3,
-        fencing: false,
-        guard: true,
-    },
-    Variant {
-        nodes: 1,
-        fencing: false,
-        guard: false,
-    },
+    Variant::new(3, true, false),
+    Variant::new(1, true, true),
+    Variant::new(3, false, true),
+    Variant::new(1, false, false),
 ];
 
 impl Variant {
+    const fn new(nodes: usize, fencing: bool, guard: bool) -> Self {
+        Self {
+            nodes,
+            fencing,
+            guard,
+        }
+    }
+
     fn builder(self, urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
-        let guard = if self.guard {
-            RestartGuard::For(secs(3))
-        } else {
-            RestartGuard::Off
-        };
-        let ttl = if self.guard { secs(2) } else { LONG_TTL };
-        Redlock::builder()
-            .urls(urls)
-            // Not what is tested: a busy machine may be slow.
-            .node_timeout(ms(800))
-            .fencing(self.fencing)
-            .ttl(ttl)
-            .restart_guard(guard)
+        let builder = patient::builder(urls).node_timeout(ms(800));
+        let builder = builder.fencing(self.fencing).ttl(LONG_TTL);
+        if !self.guard {
+            return builder;
+        }
+        let guard = RestartGuard::For(secs(3));
+        builder.ttl(secs(2)).restart_guard(guard)
     }
 
     /// Returns a cluster and what locks its keys, once all nodes may vote.
@@ -75,9 +61,18 @@ impl Variant {
     }
 
     async fn connect(self, urls: Vec<String>) -> Redlock {
-        let redlock = self.builder(urls).build().expect("the settings are valid");
+        let redlock = self.builder(urls).build().unwrap();
         until_all_up(&redlock, LONGEST).await;
         redlock
+    }
+
+    /// Checks that a majority refused, and why.
+    #[track_caller]
+    fn assert_refused(self, refused: &LockError, why: &str, key: &str) {
+        let words = refusals(refused);
+        assert!(words.len() > self.nodes / 2, "{key}: {words:?}");
+        let all = words.iter().all(|words| words.contains(why));
+        assert!(all, "{key}: {words:?}");
     }
 
     /// Whether a single lock is asked for by the plain command, which shares no call.
@@ -92,32 +87,22 @@ fn keys(prefix: &str, count: usize) -> Vec<String> {
 
 /// Asks for all locks at once.
 async fn lock_wave(redlock: &Redlock, keys: &[String]) -> Vec<Result<LockGuard, LockError>> {
-    let asked = keys
-        .iter()
-        .map(|key| redlock.try_lock(key.clone()).into_future());
-    join_all(asked).await
+    let ask = |key: &String| redlock.try_lock(key.clone()).into_future();
+    join_all(keys.iter().map(ask)).await
 }
 
 /// Releases all locks at once.
 async fn release_wave(guards: impl IntoIterator<Item = LockGuard>) {
-    let released = join_all(guards.into_iter().map(LockGuard::release)).await;
-    let others: Vec<_> = released
-        .iter()
-        .filter(|it| **it != Ok(Released::Freed))
-        .collect();
-    assert!(others.is_empty(), "{others:?}");
+    for released in join_all(guards.into_iter().map(LockGuard::release)).await {
+        assert_eq!(released, Ok(Released::Freed));
+    }
 }
 
 /// Returns how many of the servers have each lock.
 fn held(cluster: &Cluster, keys: &[String]) -> Vec<usize> {
-    let locks: Vec<_> = cluster
-        .servers
-        .iter()
-        .map(|server| {
-            let locks = server.keys("redlock:{*}");
-            locks.into_iter().collect::<BTreeSet<_>>()
-        })
-        .collect();
+    let locks = cluster.servers.iter();
+    let locks = locks.map(|server| BTreeSet::from_iter(server.keys("redlock:{*}")));
+    let locks: Vec<_> = locks.collect();
     let count = |key: &String| locks.iter().filter(|it| it.contains(&name_of(key))).count();
     keys.iter().map(count).collect()
 }
@@ -129,10 +114,7 @@ fn granted(
     keys: &[String],
     outcomes: Vec<Result<LockGuard, LockError>>,
 ) -> Vec<LockGuard> {
-    let guards: Vec<_> = outcomes
-        .into_iter()
-        .map(|it| it.expect("it is granted"))
-        .collect();
+    let guards: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
     let majority = cluster.servers.len() / 2 + 1;
     assert!(held(cluster, keys).iter().all(|count| *count >= majority));
     guards
@@ -143,15 +125,9 @@ async fn foreign_data_refuses_only_its_own_lock() {
     for variant in VARIANTS {
         let (cluster, redlock) = variant.start().await;
         let mut keys = keys("k", WAVE);
-        for server in &cluster.servers {
-            server.command(&["LPUSH", &name_of("k 7"), "theirs"]);
-            server.command(&[
-                "HSET",
-                &format!("{}:fence", name_of("k 70")),
-                "their",
-                "field",
-            ]);
-        }
+        cluster.command(&["LPUSH", &name_of("k 7"), "theirs"]);
+        let fence = format!("{}:fence", name_of("k 70"));
+        cluster.command(&["HSET", &fence, "their", "field"]);
         let bad: &[usize] = if variant.fencing { &[7, 70] } else { &[7] };
         // The second time, with the fences of the first.
         for _ in 0..2 {
@@ -159,12 +135,7 @@ async fn foreign_data_refuses_only_its_own_lock() {
             for place in bad.iter().rev() {
                 let key = keys.remove(*place);
                 let refused = outcomes.remove(*place).expect_err("it is not ours");
-                let why = refusals(&refused);
-                assert!(why.len() > variant.nodes / 2, "{key}: {why:?}");
-                assert!(
-                    why.iter().all(|why| why.contains("WRONGTYPE")),
-                    "{key}: {why:?}"
-                );
+                variant.assert_refused(&refused, "WRONGTYPE", &key);
             }
             release_wave(granted(&cluster, &keys, outcomes)).await;
             for place in bad {
@@ -252,10 +223,7 @@ async fn granted_locks_are_there_and_none_leaks_while_scripts_are_flushed() {
         }
         let flushed: usize = flushers.into_iter().map(Flusher::finish).sum();
         println!("{variant:?}: {count} granted, {refused} refused, {flushed} times flushed");
-        assert!(
-            count >= WAVE && flushed > 10,
-            "{count} granted, {flushed} times flushed"
-        );
+        assert!(count >= WAVE && flushed > 10);
         cluster.wait_until_free(secs(5)).await;
         let keys = keys("after", WAVE);
         let outcomes = lock_wave(&redlock, &keys).await;
@@ -277,9 +245,7 @@ async fn full_servers_refuse_new_locks_of_a_wave_and_release_held_ones() {
             // At the same time, so that they are sent together.
             let (refused, ()) = tokio::join!(lock_wave(&redlock, &new), release_wave(guards));
             for (key, refused) in new.iter().zip(refused) {
-                let why = refusals(&refused.expect_err("there is no memory"));
-                assert!(why.len() > variant.nodes / 2, "{key}: {why:?}");
-                assert!(why.iter().all(|why| why.contains("OOM")), "{key}: {why:?}");
+                variant.assert_refused(&refused.unwrap_err(), "OOM", key);
             }
             cluster.wait_until_free(secs(5)).await;
             cluster.servers.iter().for_each(give_back);
@@ -315,10 +281,7 @@ async fn key_that_the_user_must_not_touch_is_refused_alone() {
                 keys.insert(place, "forbidden".into());
                 let mut outcomes = lock_wave(&redlock, &keys).await;
                 let refused = outcomes.remove(place).expect_err("it is forbidden");
-                let why = refusals(&refused);
-                assert!(why.len() > variant.nodes / 2, "{why:?}");
-                let is_denied = |why: &String| why.contains("its user needs");
-                assert!(why.iter().all(is_denied), "{why:?}");
+                variant.assert_refused(&refused, "its user needs", "forbidden");
                 keys.remove(place);
                 release_wave(granted(&cluster, &keys, outcomes)).await;
             }
@@ -387,17 +350,13 @@ async fn writers_of_a_wave_that_readers_refuse_announce_themselves() {
         let (cluster, readers) = variant.start().await;
         // They ask at the beginning and at the end of their wait, so that all ask at once.
         let hour = secs(3_600);
-        let writers = variant
-            .builder(cluster.urls())
-            .retry(Retry::new(hour, hour).poll_interval(hour))
-            .build()
-            .expect("the settings are valid");
+        let retry = Retry::new(hour, hour).poll_interval(hour);
+        let writers = variant.builder(cluster.urls()).retry(retry);
+        let writers = writers.build().unwrap();
         until_all_up(&writers, LONGEST).await;
         let keys = keys("k", 16);
-        let shared = keys
-            .iter()
-            .map(|key| readers.try_lock(key.clone()).shared());
-        let held = join_all(shared.map(IntoFuture::into_future)).await;
+        let read = |key: &String| readers.try_lock(key.clone()).shared().into_future();
+        let held = join_all(keys.iter().map(read)).await;
         assert!(held.iter().all(Result::is_ok), "{held:?}");
         let logs: Vec<_> = cluster.servers.iter().map(MonitorLog::start).collect();
         let waits = keys.iter().map(|key| {
@@ -426,11 +385,8 @@ async fn writers_of_a_wave_that_readers_refuse_announce_themselves() {
 
 /// Returns how many commands about locks a server was sent.
 fn commands(log: &MonitorLog) -> usize {
-    let lines = log.lines();
-    let sent = lines
-        .iter()
-        .filter(|line| !line.contains("lua]") && line.contains("redlock:{"));
-    sent.count()
+    let is_sent = |line: &&String| !line.contains("lua]") && line.contains("redlock:{");
+    log.lines().iter().filter(is_sent).count()
 }
 
 #[tokio::test]
@@ -438,19 +394,10 @@ async fn wave_takes_few_commands_and_one_lock_takes_two() {
     for variant in VARIANTS {
         let (cluster, redlock) = variant.start().await;
         let (count, alone) = (64, 10);
-        let start_logs = || {
-            cluster
-                .servers
-                .iter()
-                .map(MonitorLog::start)
-                .collect::<Vec<_>>()
-        };
+        let start_logs = || -> Vec<_> { cluster.servers.iter().map(MonitorLog::start).collect() };
         let logs = start_logs();
         for number in 0..alone {
-            let guard = redlock
-                .try_lock(format!("alone {number}"))
-                .await
-                .expect("it is free");
+            let guard = redlock.try_lock(format!("alone {number}")).await.unwrap();
             assert_eq!(guard.release().await, Ok(Released::Freed));
         }
         cluster.wait_until_free(secs(5)).await;
@@ -466,11 +413,8 @@ async fn wave_takes_few_commands_and_one_lock_takes_two() {
             let commands = commands(log);
             let acquisitions = if variant.is_plain() { count } else { 0 };
             println!("{variant:?}: {commands} commands for {count} locks");
-            assert!(commands >= acquisitions + 2);
-            assert!(
-                commands <= acquisitions + count / 4,
-                "{variant:?}: {commands}"
-            );
+            let expected = acquisitions + 2..=acquisitions + count / 4;
+            assert!(expected.contains(&commands), "{variant:?}: {commands}");
         }
     }
 }
@@ -495,11 +439,7 @@ async fn locks_of_a_wave_share_calls_on_a_server_in_cluster_mode() {
         (false, false, false),
         (true, false, true),
     ] {
-        let variant = Variant {
-            nodes: 1,
-            fencing,
-            guard,
-        };
+        let variant = Variant::new(1, fencing, guard);
         let url = if is_blind {
             blind.clone()
         } else {
@@ -513,9 +453,7 @@ async fn locks_of_a_wave_share_calls_on_a_server_in_cluster_mode() {
         cluster.wait_until_free(secs(5)).await;
         let calls = server.call_counts().get("evalsha").copied().unwrap_or(0);
         let errors = server.command(&["INFO", "errorstats"]);
-        let is_refused = errors
-            .as_str()
-            .is_some_and(|errors| errors.contains("CROSSSLOT"));
+        let is_refused = errors.as_str().unwrap().contains("CROSSSLOT");
         assert_eq!(is_refused, is_blind, "{errors:?}");
         assert_eq!(calls > 50, is_blind, "{variant:?}: {calls} calls");
     }

@@ -3,18 +3,20 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::post;
 use futures_util::future::join_all;
-use support::http::{self, Client, Response};
+use support::http::{Client, Response, serve};
 use support::{ChildProcess, Cluster, alone, ms, quorum, secs};
 use tokio::time::Instant;
-use tower_redlock::{Redlock, RedlockLayer, RestartGuard, key};
+use tower_redlock::{Redlock, RedlockLayer, key};
+
+use crate::patient::builder;
 
 /// How long a withdrawal thinks; longer than eight requests are apart on a busy machine.
 const HOLD: Duration = ms(100);
@@ -43,14 +45,10 @@ async fn eight_clients(servers: &[(ChildProcess, SocketAddr)]) -> Vec<Client> {
 
 fn assert_honest_refusal(refusal: &Response, account: &str, nodes: &[String]) {
     assert_eq!(refusal.status, 423);
-    let retry_after = refusal
-        .header("retry-after")
-        .expect("it says when to retry");
-    assert!(retry_after.parse::<u64>().is_ok_and(|seconds| seconds >= 1));
-    assert_eq!(
-        refusal.header("content-type"),
-        Some("application/problem+json")
-    );
+    let retry_after: u64 = refusal.header("retry-after").unwrap().parse().unwrap();
+    assert!(retry_after >= 1);
+    let content_type = refusal.header("content-type");
+    assert_eq!(content_type, Some("application/problem+json"));
     assert_eq!(refusal.json()["code"], "lock-contended");
     let text = refusal.text();
     assert!(!text.contains(account), "it repeats the key: {text}");
@@ -59,10 +57,8 @@ fn assert_honest_refusal(refusal: &Response, account: &str, nodes: &[String]) {
         assert!(!text.contains(address), "it names a node: {text}");
     }
     // Owner tokens are 32 hexadecimal digits.
-    let longest = text
-        .split(|c: char| !c.is_ascii_hexdigit())
-        .map(str::len)
-        .max();
+    let words = text.split(|c: char| !c.is_ascii_hexdigit());
+    let longest = words.map(str::len).max();
     assert!(longest < Some(32), "it shows an owner token: {text}");
 }
 
@@ -73,20 +69,12 @@ async fn eight_concurrent_withdrawals_over_two_servers_grant_one() {
     let servers = two_servers(&cluster);
     let mut clients = eight_clients(&servers).await;
     let account = "account-no-4711";
-    let path = format!(
-        "/accounts/{account}/withdraw?amount=0&hold_ms={}",
-        HOLD.as_millis()
-    );
+    let hold = HOLD.as_millis();
+    let path = format!("/accounts/{account}/withdraw?amount=0&hold_ms={hold}");
     // Opens the connections to the nodes.
     for client in &mut clients {
-        client
-            .request(
-                "POST",
-                "/accounts/warm/withdraw?amount=0&hold_ms=0",
-                &[],
-                b"",
-            )
-            .await;
+        let warm = "/accounts/warm/withdraw?amount=0&hold_ms=0";
+        client.request("POST", warm, &[], b"").await;
     }
     let (mut not_one_winner, mut void) = (0, 0);
     for round in 0..100 {
@@ -96,10 +84,8 @@ async fn eight_concurrent_withdrawals_over_two_servers_grant_one() {
         let won = u32::try_from(won.count()).expect("eight at most");
         // A request that comes late finds the lock free again: side by side they cannot have been.
         let elapsed = began.elapsed();
-        assert!(
-            won <= 1 || elapsed >= won * HOLD,
-            "round {round}: {won} held it at once"
-        );
+        let apart = won <= 1 || elapsed >= won * HOLD;
+        assert!(apart, "round {round}: {won} held it at once");
         // The servers have the default node timeout, which a machine that stands still may miss.
         let (slow, answered): (Vec<_>, Vec<_>) = responses.iter().partition(|r| r.status == 503);
         for refusal in &slow {
@@ -158,14 +144,10 @@ async fn withdraw(State(bank): State<Arc<Bank>>, Path(account): Path<String>) {
         bank.overlaps.fetch_add(1, Ordering::SeqCst);
     }
     let _inside = Inside(&bank.inside[index]);
-    let read = || {
-        bank.withdrawn
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    };
-    let before = read().get(&account).copied().unwrap_or(0);
+    let withdrawn = || bank.withdrawn.lock().unwrap();
+    let before = withdrawn().get(&account).copied().unwrap_or(0);
     tokio::time::sleep(ms(1)).await;
-    read().insert(account, before + 1);
+    withdrawn().insert(account, before + 1);
 }
 
 /// A server of its own over a Redlock of its own, as another process would have.
@@ -176,9 +158,7 @@ async fn bank_server(bank: &Arc<Bank>, redlock: Option<Redlock>) -> SocketAddr {
     if let Some(redlock) = redlock {
         app = app.route_layer(RedlockLayer::new(redlock, ("account", key::path("id"))));
     }
-    let (listener, addr) = http::listen().await;
-    tokio::spawn(axum::serve(listener, app).into_future());
-    addr
+    serve(app).await.0
 }
 
 /// Withdraws once for every client, retrying while refused, and returns what the bank counted.
@@ -187,18 +167,12 @@ async fn thousand_withdrawals(locked: bool) -> Arc<Bank> {
     let bank = Arc::<Bank>::default();
     let mut servers = Vec::new();
     for _ in 0..2 {
-        let redlock = Redlock::builder()
-            .urls(cluster.urls())
-            .restart_guard(RestartGuard::Off)
-            .build()
-            .expect("the settings are valid");
+        let redlock = builder(cluster.urls()).build().unwrap();
         servers.push(bank_server(&bank, locked.then_some(redlock)).await);
     }
     let clients = (0..CLIENTS).map(|i| {
-        let (addr, path) = (
-            servers[i % 2],
-            format!("/accounts/{}/withdraw", i % ACCOUNTS),
-        );
+        let addr = servers[i % 2];
+        let path = format!("/accounts/{}/withdraw", i % ACCOUNTS);
         tokio::spawn(async move {
             let mut client = Client::connect(addr).await;
             for attempt in 0..2_000_u64 {
@@ -242,24 +216,4 @@ async fn run_without_the_layer_loses_updates() {
     let withdrawn = bank.withdrawn.lock().unwrap();
     assert!(withdrawn.values().sum::<usize>() < CLIENTS);
     assert!(bank.overlaps.load(Ordering::SeqCst) > 0);
-}
-
-/// A key that only one of several routes asks for is that route's own.
-#[tokio::test]
-async fn layer_lets_get_requests_pass_while_the_account_is_locked() {
-    let _alone = alone().await;
-    let cluster = Cluster::start(3);
-    let servers = two_servers(&cluster);
-    let addr = servers[0].1;
-    let withdrawal = tokio::spawn(async move {
-        http::request(addr, "POST", "/accounts/a/withdraw?hold_ms=300", &[], b"").await
-    });
-    tokio::time::sleep(ms(100)).await;
-    assert_eq!(
-        http::request(addr, "GET", "/accounts/a", &[], b"")
-            .await
-            .status,
-        200
-    );
-    assert_eq!(withdrawal.await.unwrap().status, 200);
 }

@@ -7,15 +7,15 @@ use std::time::Duration;
 use std::{env, fs, process};
 
 use support::{
-    Cluster, Log, RedisServer, lock_and_release, ms, secs, until, until_all_up,
-    use_every_connection, why_unreachable,
+    Cluster, Log, RedisServer, lock_and_release, ms, secs, until_all_up, use_every_connection,
+    why_unreachable,
 };
 use tokio::time::{Instant, sleep};
 use tower::BoxError;
 use tower_redlock::deadpool_redis::Config;
 use tower_redlock::{Credentials, CredentialsProvider, NodeState, Redlock};
 
-use crate::patient::{LONGEST, builder};
+use crate::patient::{LONGEST, builder, until_locked};
 
 /// Gives the password that the test has set last, and counts how often it was asked.
 #[derive(Clone, Default)]
@@ -67,12 +67,8 @@ impl CredentialsProvider for Faulty {
 
 /// Changes the user of the locks, whose rights are all.
 fn set_user(server: &RedisServer, rules: &[&str]) {
-    let command = [
-        &["ACL", "SETUSER", "locker", "on", "~*", "&*", "+@all"],
-        rules,
-    ]
-    .concat();
-    let reply = server.command(&command);
+    let user = ["ACL", "SETUSER", "locker", "on", "~*", "&*", "+@all"];
+    let reply = server.command(&[&user, rules].concat());
     assert_eq!(reply.as_str(), Some("OK"), "{rules:?}: {reply:?}");
 }
 
@@ -164,10 +160,7 @@ async fn passwords_rotated_under_load_refuse_no_lock() {
     let mut killed = 0;
     for number in 1..=6 {
         let began = Instant::now();
-        let (old, new) = (
-            format!("password-{}", number - 1),
-            format!("password-{number}"),
-        );
+        let [old, new] = [number - 1, number].map(|number| format!("password-{number}"));
         for server in &cluster.servers {
             set_user(server, &[&format!(">{new}")]);
         }
@@ -191,28 +184,22 @@ async fn passwords_rotated_under_load_refuse_no_lock() {
     for redlock in &redlocks {
         until_all_up(redlock, LONGEST).await;
     }
-    println!(
-        "{granted} locks, {killed} connections killed, {} askings",
-        provider.asked()
-    );
-    assert!(granted > 200, "{granted} locks");
-    assert!(killed >= 72 && provider.asked() >= 72, "{killed} killed");
+    let asked = provider.asked();
+    println!("{granted} locks, {killed} connections killed, {asked} askings");
+    assert!(granted > 200 && killed >= 72 && asked >= 72);
 }
 
 #[tokio::test]
 async fn all_connections_log_in_with_the_credentials_of_the_provider() {
     let server = RedisServer::start();
     set_user(&server, &[&format!(">{SECRET}")]);
-    server.command(&[
-        "ACL", "SETUSER", "admin", "on", ">ADMIN", "~*", "&*", "+@all",
-    ]);
+    let admin = "ACL SETUSER admin on >ADMIN ~* &* +@all";
+    server.command(&admin.split(' ').collect::<Vec<_>>());
     server.command(&["ACL", "SETUSER", "default", "off"]);
     let admin = server.url().replace("://", "://admin:ADMIN@");
     let credentials = Credentials::new(SECRET).username("locker");
-    use_every_connection(&admin, || {
-        builder([server.url()]).credentials(credentials.clone())
-    })
-    .await;
+    let as_locker = || builder([server.url()]).credentials(credentials.clone());
+    use_every_connection(&admin, as_locker).await;
     // The password of the URL is replaced, and its user if the provider names one.
     for (user, credentials) in [
         ("admin", credentials.clone()),
@@ -227,12 +214,10 @@ async fn all_connections_log_in_with_the_credentials_of_the_provider() {
     let redlock = builder([]).pool(pool).credentials(Credentials::new(WRONG));
     until_all_up(&redlock.build().unwrap(), LONGEST).await;
 
-    let builder = builder([server.url()]).credentials(credentials.clone());
+    let builder = as_locker();
     let shown = format!("{builder:?} {credentials:?} {:?}", builder.clone().build());
-    assert!(
-        shown.contains("locker") && !shown.contains(SECRET),
-        "{shown}"
-    );
+    let is_safe = shown.contains("locker") && !shown.contains(SECRET);
+    assert!(is_safe, "{shown}");
 }
 
 #[tokio::test]
@@ -240,33 +225,16 @@ async fn provider_that_fails_for_one_node_is_one_failure_of_that_node() {
     let login =
         "check the user and the password in its URL, or what its CredentialsProvider returns";
     let provider = "check the provider in RedlockBuilder::credentials";
+    let asking = |why: &str| format!("asking for credentials failed ({why}); {provider}");
+    let wrong = "AUTH was refused (WRONGPASS invalid username-password pair or user is disabled)";
+    let silent = "no answer within 1s, the connect_timeout";
+    let missing = "/no/such/file: No such file or directory (os error 2)";
     for (fault, why) in [
-        (
-            Fault::Hangs,
-            format!(
-                "asking for credentials failed (no answer within 1s, the connect_timeout); {provider}"
-            ),
-        ),
-        (
-            Fault::Errs,
-            format!("asking for credentials failed (the vault is sealed); {provider}"),
-        ),
-        (
-            Fault::Panics,
-            format!("asking for credentials failed (the provider panicked); {provider}"),
-        ),
-        (
-            Fault::IsWrong,
-            format!(
-                "AUTH was refused (WRONGPASS invalid username-password pair or user is disabled); {login}"
-            ),
-        ),
-        (
-            Fault::HasNoFile,
-            format!(
-                "asking for credentials failed (/no/such/file: No such file or directory (os error 2)); {provider}"
-            ),
-        ),
+        (Fault::Hangs, asking(silent)),
+        (Fault::Errs, asking("the vault is sealed")),
+        (Fault::Panics, asking("the provider panicked")),
+        (Fault::IsWrong, format!("{wrong}; {login}")),
+        (Fault::HasNoFile, asking(missing)),
     ] {
         let cluster = start(3, SECRET);
         let (log, _subscribed) = Log::subscribed();
@@ -274,19 +242,14 @@ async fn provider_that_fails_for_one_node_is_one_failure_of_that_node() {
         let redlock = builder(cluster.urls()).credentials(faulty).build().unwrap();
         let began = Instant::now();
         let guard = redlock.try_lock("k").await.unwrap();
-        assert!(
-            began.elapsed() < CONNECT_TIMEOUT,
-            "{fault:?}: {:?}",
-            began.elapsed()
-        );
+        let took = began.elapsed();
+        assert!(took < CONNECT_TIMEOUT, "{fault:?}: {took:?}");
         guard.release().await.unwrap();
         let mut found = None;
         while found.is_none() {
             found = why_first_is_down(&redlock).await;
-            assert!(
-                began.elapsed() < CONNECT_TIMEOUT + NOISE,
-                "{fault:?}: not down"
-            );
+            let in_time = began.elapsed() < CONNECT_TIMEOUT + NOISE;
+            assert!(in_time, "{fault:?}: not down");
         }
         assert_eq!(found.as_deref(), Some(&*why));
         lock_for(&redlock, 2 * CONNECT_TIMEOUT).await;
@@ -327,10 +290,8 @@ async fn password_changed_behind_the_provider_is_one_failure_until_it_is_right_a
     until_all_up(&redlock, LONGEST).await;
     set_user(&cluster.servers[0], &["resetpass", ">another"]);
     lock_and_release(&redlock, "k").await;
-    assert!(
-        why_first_is_down(&redlock).await.is_none(),
-        "a connection that is open stays"
-    );
+    let why = why_first_is_down(&redlock).await;
+    assert_eq!(why, None, "a connection that is open stays");
     kill(&cluster.servers[0]);
     lock_for(&redlock, secs(1)).await;
     let why = why_first_is_down(&redlock).await.unwrap();
@@ -353,10 +314,7 @@ async fn file_is_read_again_at_each_connection() {
     fs::write(&file, "second").unwrap();
     set_user(&cluster.servers[0], &["resetpass", ">second"]);
     assert_eq!(kill(&cluster.servers[0]), 1);
-    until("connected again", LONGEST, || async {
-        redlock.try_lock("k").await.is_ok()
-    })
-    .await;
+    until_locked(&redlock, "k").await;
     assert_eq!(downs(&log), 0, "{}", log.text());
     fs::remove_file(&file).unwrap();
     let why = why_unreachable(builder(cluster.urls()).credentials(credentials)).await;

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use support::{Cluster, Deadline, RedisServer, alone, assert_matches, ms, secs};
+use support::{Cluster, Deadline, RedisServer, alone, assert_matches, lock_and_release, ms, secs};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower_redlock::{
     LockError, LockKey, NodeFailure, Readiness, Redlock, RedlockBuilder, RestartGuard,
 };
+
+use crate::patient::{self, failures, one_thread, until_locked};
 
 const TTL: Duration = secs(2);
 
@@ -22,10 +24,7 @@ const NODE_TIMEOUT: Duration = ms(1_500);
 const LOAD: Duration = secs(2);
 
 fn builder(clusters: &[Cluster]) -> RedlockBuilder {
-    let builder = Redlock::builder()
-        .ttl(TTL)
-        .node_timeout(NODE_TIMEOUT)
-        .restart_guard(RestartGuard::Off);
+    let builder = patient::builder([]).ttl(TTL).node_timeout(NODE_TIMEOUT);
     let groups = clusters.iter().map(Cluster::urls);
     groups.fold(builder, RedlockBuilder::group)
 }
@@ -45,6 +44,10 @@ async fn keys_of(redlock: &Redlock, group: &str, count: usize) -> Vec<LockKey> {
     keys
 }
 
+async fn key_of(redlock: &Redlock, group: &str) -> LockKey {
+    keys_of(redlock, group, 1).await.remove(0)
+}
+
 /// Clients that lock the keys of one group, and how long each lock took.
 struct Load {
     is_over: Arc<AtomicBool>,
@@ -62,11 +65,8 @@ impl Load {
                 while !is_over.load(Ordering::Relaxed) {
                     let began = Instant::now();
                     let locked = redlock.try_lock(&key).await;
-                    locks.push((
-                        began,
-                        began.elapsed(),
-                        locked.as_ref().map(drop).map_err(Clone::clone),
-                    ));
+                    let outcome = locked.as_ref().map(drop).map_err(Clone::clone);
+                    locks.push((began, began.elapsed(), outcome));
                     if let Ok(guard) = locked {
                         drop(guard.release().await);
                     }
@@ -114,9 +114,8 @@ async fn kill_of_a_whole_group_leaves_the_keys_of_the_other_alone() {
     let refused = alive.iter().filter(|(_, _, locked)| locked.is_err());
     assert_eq!(refused.count(), 0);
     let of = |is_after: bool| {
-        let times = alive
-            .iter()
-            .filter(move |(began, ..)| (*began >= killed) == is_after);
+        let times = alive.iter();
+        let times = times.filter(move |(began, ..)| (*began >= killed) == is_after);
         times.map(|(_, took, _)| *took)
     };
     assert!(of(true).count() > 100, "too tame");
@@ -131,12 +130,8 @@ async fn kill_of_a_whole_group_leaves_the_keys_of_the_other_alone() {
     for (_, _, locked) in late {
         assert_matches!(locked, Err(LockError::Unavailable { .. }));
     }
-    let readiness: Vec<_> = health
-        .groups
-        .iter()
-        .map(|group| group.readiness())
-        .collect();
-    assert_eq!(readiness, [Readiness::Ready, Readiness::Down]);
+    let readiness = health.groups.iter().map(|group| group.readiness());
+    assert!(readiness.eq([Readiness::Ready, Readiness::Down]));
     assert_eq!(health.readiness(), Readiness::Degraded);
 }
 
@@ -146,17 +141,12 @@ async fn group_that_restarts_empty_is_quarantined_alone() {
     let window = 2 * TTL;
     let redlock = builder(&clusters).restart_guard(RestartGuard::For(window));
     let redlock = redlock.build().unwrap();
-    let keys = [
-        keys_of(&redlock, "0", 1).await.remove(0),
-        keys_of(&redlock, "1", 1).await.remove(0),
-    ];
+    let keys = [key_of(&redlock, "0").await, key_of(&redlock, "1").await];
     for key in &keys {
-        wait_until_locked(&redlock, key).await;
+        until_locked(&redlock, key).await;
     }
-    clusters[1]
-        .servers
-        .iter_mut()
-        .for_each(RedisServer::restart);
+    let servers = clusters[1].servers.iter_mut();
+    servers.for_each(RedisServer::restart);
     let deadline = Deadline::after(secs(10));
     loop {
         let health = redlock.health().await;
@@ -169,21 +159,16 @@ async fn group_that_restarts_empty_is_quarantined_alone() {
         assert!(!deadline.is_over(), "{health:?}");
         sleep(ms(10)).await;
     }
-    let Err(LockError::Unavailable { nodes, .. }) = redlock.try_lock(&keys[1]).await else {
-        panic!("its servers have forgotten all locks");
-    };
+    // Its servers have forgotten all locks.
+    let refused = redlock.try_lock(&keys[1]).await.unwrap_err();
     let is_quarantined = |node: &NodeFailure| matches!(node, NodeFailure::Quarantined { .. });
-    assert!(nodes.iter().any(is_quarantined), "{nodes:?}");
-    wait_until_locked(&redlock, &keys[1]).await;
+    assert!(failures(&refused).iter().any(is_quarantined), "{refused:?}");
+    until_locked(&redlock, &keys[1]).await;
 }
 
 /// Runs on one thread, whose recorder the lanes of the nodes find.
 fn recorded(recorder: &DebuggingRecorder, run: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    metrics::with_local_recorder(recorder, || runtime.block_on(run));
+    metrics::with_local_recorder(recorder, || one_thread().block_on(run));
 }
 
 #[test]
@@ -195,8 +180,7 @@ fn metrics_of_nodes_have_their_group_if_there_are_several() {
         recorded(&recorder, async {
             let redlock = builder(&clusters[..groups]).build().unwrap();
             for group in ["0", "1"].iter().take(groups) {
-                let key = keys_of(&redlock, group, 1).await.remove(0);
-                redlock.lock(&key).await.unwrap().release().await.unwrap();
+                lock_and_release(&redlock, key_of(&redlock, group).await).await;
             }
         });
         let mut found = BTreeSet::new();
@@ -209,14 +193,12 @@ fn metrics_of_nodes_have_their_group_if_there_are_several() {
                 found.insert((what.to_owned(), node, group));
             }
         }
-        let expected = clusters[..groups]
-            .iter()
-            .enumerate()
-            .flat_map(|(group, cluster)| {
-                let node = cluster.servers[0].addr().to_string();
-                let group = (groups > 1).then(|| group.to_string());
-                ["call_seconds", "up"].map(|what| (what.to_owned(), node.clone(), group.clone()))
-            });
+        let all = clusters[..groups].iter().enumerate();
+        let expected = all.flat_map(|(group, cluster)| {
+            let node = cluster.servers[0].addr().to_string();
+            let group = (groups > 1).then(|| group.to_string());
+            ["call_seconds", "up"].map(|what| (what.to_owned(), node.clone(), group.clone()))
+        });
         assert_eq!(found, expected.collect());
     }
 }
@@ -253,14 +235,6 @@ fn metrics_of_nodes_name_the_kind_of_each_request() {
     });
 }
 
-async fn wait_until_locked(redlock: &Redlock, key: &LockKey) {
-    let deadline = Deadline::after(secs(20));
-    while let Err(error) = redlock.try_lock(key).await {
-        assert!(!deadline.is_over(), "{error}");
-        sleep(ms(50)).await;
-    }
-}
-
 /// A majority must be of independent servers, also if their groups differ: two names of one server are found by its
 /// run id, and neither votes, as within a group.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -268,23 +242,13 @@ async fn server_of_two_groups_votes_in_neither() {
     let cluster = Cluster::start(2);
     let [one, other] = [&cluster.servers[0], &cluster.servers[1]];
     let alias = one.url().replace("127.0.0.1", "localhost");
-    let redlock = Redlock::builder()
-        .group([one.url()])
-        .group([alias])
-        .group([other.url()])
-        .node_timeout(NODE_TIMEOUT)
-        .restart_guard(RestartGuard::Off)
-        .build()
-        .unwrap();
+    let groups = [one.url(), alias, other.url()].map(|url| [url]);
+    let builder = groups.into_iter().fold(builder(&[]), RedlockBuilder::group);
+    let redlock = builder.build().unwrap();
     for group in ["0", "1", "2"] {
-        let key = keys_of(&redlock, group, 1).await.remove(0);
-        drop(redlock.try_lock(&key).await);
+        drop(redlock.try_lock(key_of(&redlock, group).await).await);
     }
     let health = redlock.health().await;
-    let ready: Vec<_> = health
-        .groups
-        .iter()
-        .map(|group| group.has_quorum())
-        .collect();
-    assert_eq!(ready, [false, false, true], "{health:?}");
+    let ready = health.groups.iter().map(|group| group.has_quorum());
+    assert!(ready.eq([false, false, true]), "{health:?}");
 }

@@ -12,37 +12,32 @@ use std::sync::OnceLock;
 use std::thread;
 
 use axum::Router;
-use axum::body::Body;
-use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::routing::post;
 use support::{
-    Answer, Cluster, Proxy, RedisServer, assert_matches, ms, once, secs, set_all, three_nodes,
-    until,
+    Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, once, secs, send, set_all,
+    three_nodes, until, wait_until,
 };
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind};
 use tower_redlock::{
-    LockError, LockGuard, LockHandle, LostReason, NodeFailure, NodeState, Redlock, RedlockLayer,
-    ReleaseError, RestartGuard, key,
+    LockError, LockGuard, LockHandle, LostReason, NodeFailure, NodeState, Redlock, RedlockBuilder,
+    RedlockLayer, ReleaseError, key,
 };
 
-use crate::patient::{LONGEST, builder, guarded, many_threads, name_of, one_thread, pay};
-
-async fn until_locked(redlock: &Redlock) {
-    until("locked", LONGEST, || async {
-        match redlock.try_lock("k").await {
-            Ok(guard) => guard.release().await.is_ok(),
-            Err(_) => false,
-        }
-    })
-    .await;
-}
+use crate::patient::{
+    LONGEST, builder, failures, guarded, many_threads, name_of, one_thread, pay, until_locked,
+};
 
 /// Locks as a synchronous program does, which runs its runtime for nothing else.
 fn lock_alone(runtime: &Runtime, redlock: &Redlock) -> Result<LockGuard, LockError> {
     runtime.block_on(redlock.try_lock("k").into_future())
+}
+
+fn built_within(runtime: &Runtime, builder: RedlockBuilder) -> Redlock {
+    let _within = runtime.enter();
+    builder.build().unwrap()
 }
 
 /// Calls until the outcome is the expected one, with pauses in which no runtime runs.
@@ -61,13 +56,9 @@ fn assert_not_run(nodes: &[NodeFailure]) {
     assert_eq!(nodes.len(), 3);
     for failure in nodes {
         assert_matches!(failure, NodeFailure::Unreachable { .. });
-        let text = failure.to_string();
-        assert!(
-            text.contains(
-                "is not run at present; give RedlockBuilder one that always runs with .runtime(..)"
-            ),
-            "{text}"
-        );
+        let (text, why) = (failure.to_string(), "is not run at present");
+        let remedy = "give RedlockBuilder one that always runs with .runtime(..)";
+        assert!(text.contains(&format!("{why}; {remedy}")), "{text}");
     }
 }
 
@@ -81,11 +72,8 @@ fn synchronous_program_gets_through_quarantine_and_a_stop_of_the_servers() {
         .unwrap();
     let runtime = one_thread();
     let refused = lock_alone(&runtime, &redlock).unwrap_err();
-    let LockError::Unavailable { nodes, .. } = &refused else {
-        panic!("{refused:?}");
-    };
     let is_quarantined = |failure: &NodeFailure| matches!(failure, NodeFailure::Quarantined { .. });
-    assert!(nodes.iter().any(is_quarantined), "{refused:?}");
+    assert!(failures(&refused).iter().any(is_quarantined), "{refused:?}");
     let locked = |runtime| {
         let guard = call_until("locked", || lock_alone(runtime, &redlock).ok());
         runtime.block_on(guard.release()).unwrap();
@@ -109,13 +97,9 @@ fn synchronous_program_gets_through_quarantine_and_a_stop_of_the_servers() {
 fn callers_hear_that_the_home_is_not_run() {
     let cluster = Cluster::start(3);
     let (resting, other) = (one_thread(), many_threads());
-    let redlock = {
-        let _within = resting.enter();
-        builder(cluster.urls()).ttl(secs(2)).build().unwrap()
-    };
-    let held = resting
-        .block_on(redlock.lock("held").into_future())
-        .unwrap();
+    let redlock = built_within(&resting, builder(cluster.urls()).ttl(secs(2)));
+    let held = resting.block_on(redlock.lock("held").into_future());
+    let held = held.unwrap();
     let asked = other.spawn(redlock.lock("asked").into_future());
     let extended = resting.block_on(async { held.extend(secs(2)).await });
     extended.unwrap();
@@ -130,13 +114,8 @@ fn callers_hear_that_the_home_is_not_run() {
     other.block_on(async {
         let began = Instant::now();
         let refused = redlock.lock("free").await.unwrap_err();
-        let LockError::Unavailable {
-            nodes, reached: 0, ..
-        } = &refused
-        else {
-            panic!("{refused:?}");
-        };
-        assert_not_run(nodes);
+        assert_matches!(refused, LockError::Unavailable { reached: 0, .. });
+        assert_not_run(failures(&refused));
         assert!(began.elapsed() < secs(4), "{:?}", began.elapsed());
         for node in redlock.health().await.nodes {
             let NodeState::Unreachable { why, .. } = &node.state else {
@@ -157,7 +136,7 @@ fn callers_hear_that_the_home_is_not_run() {
     }));
     // The home goes on: it is in order at once.
     drop(held);
-    resting.block_on(until_locked(&redlock));
+    resting.block_on(until_locked(&redlock, "k"));
 }
 
 /// The guard of a caller elsewhere tells in time that the lock is over.
@@ -165,10 +144,7 @@ fn callers_hear_that_the_home_is_not_run() {
 fn loss_is_told_elsewhere_also_by_a_home_that_is_not_run() {
     let cluster = Cluster::start(3);
     let (resting, other) = (one_thread(), many_threads());
-    let redlock = {
-        let _within = resting.enter();
-        builder(cluster.urls()).ttl(secs(1)).build().unwrap()
-    };
+    let redlock = built_within(&resting, builder(cluster.urls()).ttl(secs(1)));
     let held = resting.block_on(async {
         let held = other.spawn(redlock.lock("k").into_future());
         held.await.unwrap().unwrap()
@@ -182,17 +158,10 @@ fn loss_is_told_elsewhere_also_by_a_home_that_is_not_run() {
 fn all_works_in_a_home_of_its_own_while_the_programs_runtime_rests() {
     let cluster = Cluster::start(3);
     let (background, resting, other) = (many_threads(), one_thread(), many_threads());
-    let redlock = {
-        let _within = resting.enter();
-        let builder = builder(cluster.urls()).ttl(secs(1));
-        builder
-            .runtime(background.handle().clone())
-            .build()
-            .unwrap()
-    };
-    let held = resting
-        .block_on(redlock.lock("held").into_future())
-        .unwrap();
+    let builder = builder(cluster.urls()).ttl(secs(1));
+    let redlock = built_within(&resting, builder.runtime(background.handle().clone()));
+    let held = resting.block_on(redlock.lock("held").into_future());
+    let held = held.unwrap();
     other.block_on(async {
         // Longer than the ttl: somebody renews it.
         sleep(secs(3)).await;
@@ -228,10 +197,8 @@ fn handler_that_blocks_the_only_thread_keeps_its_lock_until_max_hold() {
     let cluster = Cluster::start(3);
     let background = many_threads();
     let redlock = builder(cluster.urls()).ttl(secs(2));
-    let redlock = redlock
-        .runtime(background.handle().clone())
-        .build()
-        .unwrap();
+    let redlock = redlock.runtime(background.handle().clone());
+    let redlock = redlock.build().unwrap();
     let another_process = builder(cluster.urls()).ttl(secs(2)).build().unwrap();
     let handler = |name: &'static str, max_hold| {
         let redlock = redlock.clone();
@@ -239,8 +206,7 @@ fn handler_that_blocks_the_only_thread_keeps_its_lock_until_max_hold() {
             let layer = RedlockLayer::new(redlock, key::literal(name));
             let app = Router::new().route("/", post(think));
             let app = app.route_layer(layer.max_hold(max_hold));
-            let request = Request::post("/").body(Body::empty()).unwrap();
-            one_thread().block_on(Answer::to(&app, request))
+            one_thread().block_on(send(&app, "POST", "/"))
         })
     };
     let began = Instant::now();
@@ -262,10 +228,7 @@ fn handler_that_blocks_the_only_thread_keeps_its_lock_until_max_hold() {
         assert!(!is_free("kept").await);
     });
     let kept = kept.join().unwrap();
-    assert_eq!(
-        (kept.status, &kept.body[..]),
-        (StatusCode::OK, &b"true true"[..])
-    );
+    assert_eq!((kept.status, &*kept.text()), (StatusCode::OK, "true true"));
     let lost = lost.join().unwrap();
     assert_ne!(lost.status, StatusCode::OK, "{:?}", lost.body);
 }
@@ -287,10 +250,7 @@ fn one_runtime_for_each_call_leaks_nothing() {
     let redlock = REDLOCK.get_or_init(|| builder([server.url()]).build().unwrap());
     let call = || {
         let runtime = one_thread();
-        runtime.block_on(async {
-            let guard = redlock.lock("k").await.unwrap();
-            guard.release().await.unwrap();
-        });
+        runtime.block_on(lock_and_release(redlock, "k"));
         // The home, and the lane.
         assert!(runtime.metrics().num_alive_tasks() <= 2);
     };
@@ -308,6 +268,12 @@ fn one_runtime_for_each_call_leaks_nothing() {
     );
     assert!(after < before + 4 * 1024, "{before} KiB, {after} KiB");
     call_until("closed", || (clients() <= 1).then_some(()));
+}
+
+#[track_caller]
+fn assert_disconnected(refused: &LockError) {
+    let failure = &failures(refused)[0];
+    assert_matches!(failure, NodeFailure::Disconnected { .. });
 }
 
 /// No key stays beyond its ttl, nothing hangs, and everybody is told.
@@ -336,15 +302,9 @@ fn home_that_ends_with_locks_requests_and_releases_leaves_nothing() {
         assert_eq!(lost, LostReason::Abandoned);
         assert!(!held.is_valid());
         let asked = timeout(LONGEST, asking).await.expect("it hangs").unwrap();
-        let Err(LockError::Unavailable { nodes, .. }) = &asked else {
-            panic!("{asked:?}");
-        };
-        assert_matches!(nodes[0], NodeFailure::Disconnected { .. }, "{asked:?}");
-        let released = timeout(LONGEST, releasing)
-            .await
-            .expect("it hangs")
-            .unwrap();
-        assert!(released.is_err(), "{released:?}");
+        assert_disconnected(&asked.unwrap_err());
+        let released = timeout(LONGEST, releasing).await.expect("it hangs");
+        assert!(released.unwrap().is_err());
         wire.pass();
         // The next use has a new home, which sends what the other one left.
         let guard = redlock.lock("next").await.unwrap();
@@ -374,30 +334,26 @@ async fn until_unreachable(redlock: &Redlock) {
 #[test]
 fn killed_node_is_asked_again_by_the_next_home() {
     let mut server = RedisServer::start();
-    let redlock = builder([server.url()]);
-    let redlock = redlock.build().expect("the settings are valid");
+    let redlock = builder([server.url()]).build().unwrap();
     let first = many_threads();
-    first.block_on(until_locked(&redlock));
+    first.block_on(until_locked(&redlock, "k"));
     server.kill();
     first.block_on(until_unreachable(&redlock));
     drop(first);
     server.restart();
-    many_threads().block_on(until_locked(&redlock));
+    many_threads().block_on(until_locked(&redlock, "k"));
 }
 
 #[test]
 fn quarantined_node_is_asked_again_by_the_next_home() {
     let server = RedisServer::start();
-    let guard = RestartGuard::For(secs(2));
-    let redlock = builder([server.url()]).ttl(secs(1));
-    let redlock = redlock.restart_guard(guard).build();
-    let redlock = redlock.expect("the settings are valid");
+    let redlock = guarded([server.url()]).build().unwrap();
     many_threads().block_on(async {
         assert!(redlock.try_lock("k").await.is_err());
         let state = state(&redlock).await;
         assert_matches!(state, NodeState::Quarantined { .. });
     });
-    many_threads().block_on(until_locked(&redlock));
+    many_threads().block_on(until_locked(&redlock, "k"));
 }
 
 #[test]
@@ -405,37 +361,28 @@ fn node_with_a_duplicate_address_is_asked_again_by_the_next_home() {
     let servers = [RedisServer::start(), RedisServer::start()];
     let second = many_threads();
     let name = second.block_on(Proxy::start(servers[0].addr()));
-    let guard = RestartGuard::For(secs(2));
-    let redlock = builder([servers[0].url()]).url(name.url());
-    let redlock = redlock.ttl(secs(1)).restart_guard(guard);
-    let redlock = redlock.build().expect("the settings are valid");
+    let redlock = guarded([servers[0].url(), name.url()]).build().unwrap();
     many_threads().block_on(until("twins", LONGEST, || async {
         let refused = redlock.try_lock("k").await;
         refused.is_err_and(|error| error.to_string().contains("are one server; list it once"))
     }));
     name.lead_to(servers[1].addr());
-    second.block_on(until_locked(&redlock));
+    second.block_on(until_locked(&redlock, "k"));
 }
 
 /// The server executes what it got before the connection ended.
 #[test]
 fn lock_asked_for_by_a_dropped_runtime_is_released_at_a_server_that_was_stopped() {
     let server = RedisServer::start();
-    let redlock = builder([server.url()]);
-    let redlock = redlock.ttl(secs(60));
-    let redlock = redlock.node_timeout(secs(10));
-    let redlock = redlock.connect_timeout(ms(300)).build();
-    let redlock = redlock.expect("the settings are valid");
+    let redlock = builder([server.url()]).ttl(secs(60));
+    let redlock = redlock.node_timeout(secs(10)).connect_timeout(ms(300));
+    let redlock = redlock.build().unwrap();
     let (first, second) = (many_threads(), many_threads());
-    first.block_on(until_locked(&redlock));
+    first.block_on(until_locked(&redlock, "k"));
     server.stop();
     let asking = async {
         // The lane notices that the server is silent only later.
-        let refused = redlock.try_lock("k").await.unwrap_err();
-        let LockError::Unavailable { nodes, .. } = &refused else {
-            panic!("{refused:?}");
-        };
-        assert_matches!(nodes[0], NodeFailure::Disconnected { .. }, "{refused:?}");
+        assert_disconnected(&redlock.try_lock("k").await.unwrap_err());
     };
     let ending = async {
         sleep(ms(200)).await;
@@ -443,9 +390,8 @@ fn lock_asked_for_by_a_dropped_runtime_is_released_at_a_server_that_was_stopped(
     };
     second.block_on(async { tokio::join!(asking, ending) });
     server.cont();
-    second.block_on(until("free", LONGEST, || async {
-        !server.exists("redlock:{k}")
-    }));
+    let is_free = || !server.exists("redlock:{k}");
+    second.block_on(wait_until("free", LONGEST, is_free));
 }
 
 /// The first to ask for a record reads it for all, in a runtime of which nothing may come any more.
@@ -459,11 +405,8 @@ fn big_record_is_replayed_while_the_runtime_that_fetches_it_is_idle() {
     let first = going_on.block_on(pay(&app, "a"));
     assert_eq!(first.status, StatusCode::OK);
     set_all(&nodes, OpKind::Fetch, Gate::Slow(ms(40)));
-    assert!(
-        resting
-            .block_on(async { timeout(ms(20), pay(&app, "a")).await })
-            .is_err()
-    );
+    let fetching = resting.block_on(async { timeout(ms(20), pay(&app, "a")).await });
+    assert!(fetching.is_err());
     (0..3).for_each(|node| nodes.set(node, Gate::Ready));
     let again = going_on.block_on(async { timeout(LONGEST, pay(&app, "a")).await });
     let again = again.expect("it waits for a runtime that rests");

@@ -12,9 +12,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
-use tower_redlock::{LockError, NodeState, Redlock};
+use tower_redlock::{NodeState, Redlock};
 
-use crate::patient::{LONGEST, builder};
+use crate::patient::{self, LONGEST, builder};
 
 /// What becomes of the requests to a server.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +40,14 @@ struct Wire {
 type Clients = Arc<Mutex<Vec<Arc<Mutex<OwnedWriteHalf>>>>>;
 
 impl Wire {
+    /// Returns one before the first server, and the URLs of all with its in the place of that one.
+    async fn before_first(cluster: &Cluster) -> (Self, Vec<String>) {
+        let wire = Self::start(cluster.servers[0].addr()).await;
+        let mut urls = cluster.urls();
+        urls[0] = format!("redis://{}", wire.addr);
+        (wire, urls)
+    }
+
     async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
@@ -93,11 +101,8 @@ async fn carry(
                 return client.lock().await.shutdown().await;
             }
             let mixes = matches!(*fault.borrow(), Fault::Mixes);
-            let to = clients
-                .lock()
-                .await
-                .get(place ^ usize::from(mixes))
-                .cloned();
+            let place = place ^ usize::from(mixes);
+            let to = clients.lock().await.get(place).cloned();
             if let Some(to) = to {
                 to.lock().await.write_all(&answer[..length]).await.ok();
             }
@@ -160,11 +165,8 @@ async fn lock_for(redlock: &Redlock, name: &str, while_: Duration) -> usize {
         let asked = Instant::now();
         let guard = redlock.try_lock(format!("{name}-{granted}")).await;
         let guard = guard.unwrap_or_else(|error| panic!("lock {granted}: {error}"));
-        assert!(
-            asked.elapsed() < NODE_TIMEOUT + NOISE,
-            "{:?}",
-            asked.elapsed()
-        );
+        let took = asked.elapsed();
+        assert!(took < NODE_TIMEOUT + NOISE, "{took:?}");
         guard.release().await.unwrap();
         granted += 1;
         sleep(ms(5)).await;
@@ -175,56 +177,37 @@ async fn lock_for(redlock: &Redlock, name: &str, while_: Duration) -> usize {
 /// What the errors say of the first node when a second one is missing.
 async fn failures(redlock: &Redlock, node: SocketAddr) -> Vec<String> {
     let refused = redlock.try_lock("no quorum").await.unwrap_err();
-    let LockError::Unavailable { nodes, .. } = refused else {
-        panic!("{refused:?}");
-    };
-    let said = nodes.iter().map(ToString::to_string);
+    let said = patient::failures(&refused).iter().map(ToString::to_string);
     said.filter(|said| said.contains(&node.to_string()))
         .collect()
 }
 
 #[tokio::test]
 async fn server_that_begins_to_refuse_is_one_failure_while_the_others_give_the_lock() {
+    let rights = "NOPERM User locker has no permissions to run the 'evalsha' command";
+    let replica = "READONLY You can't write against a read only replica.";
+    let stale = "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.";
+    let cluster = "CLUSTERDOWN The cluster is down";
+    let loading = "LOADING Redis is loading the dataset in memory";
+    let login = "NOAUTH Authentication required.";
+    let crowd = "ERR max number of clients reached";
+    let in_crowd = format!(" gives no votes: {crowd}; raise its maxclients");
     for (fault, expected) in [
+        (Fault::RefusesScripts(rights), "; its user needs +evalsha"),
+        (Fault::RefusesScripts(replica), &replica[..24]),
+        (Fault::RefusesScripts(stale), &stale[..35]),
+        (Fault::RefusesScripts(cluster), cluster),
+        (Fault::Refuses(loading), &loading[..24]),
         (
-            Fault::RefusesScripts(
-                "NOPERM User locker has no permissions to run the 'evalsha' command",
-            ),
-            "; its user needs +evalsha",
-        ),
-        (
-            Fault::RefusesScripts("READONLY You can't write against a read only replica."),
-            "READONLY You can't write",
-        ),
-        (
-            Fault::RefusesScripts(
-                "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
-            ),
-            "MASTERDOWN Link with MASTER is down",
-        ),
-        (
-            Fault::RefusesScripts("CLUSTERDOWN The cluster is down"),
-            "CLUSTERDOWN The cluster is down",
-        ),
-        (
-            Fault::Refuses("LOADING Redis is loading the dataset in memory"),
-            "LOADING Redis is loading",
-        ),
-        (
-            Fault::Refuses("NOAUTH Authentication required."),
+            Fault::Refuses(login),
             " gives no votes: the server requires a login (NOAUTH",
         ),
-        (
-            Fault::Closes("ERR max number of clients reached"),
-            " gives no votes: ERR max number of clients reached; raise its maxclients",
-        ),
+        (Fault::Closes(crowd), &in_crowd),
     ] {
         let mut cluster = Cluster::start(3);
         let (log, _subscribed) = Log::subscribed();
-        let wire = Wire::start(cluster.servers[0].addr()).await;
-        let mut urls = cluster.urls();
-        urls[0] = format!("redis://{}", wire.addr);
-        let redlock = builder(urls).node_timeout(NODE_TIMEOUT).build().unwrap();
+        let (wire, urls) = Wire::before_first(&cluster).await;
+        let redlock = builder(urls).build().unwrap();
         until_all_up(&redlock, LONGEST).await;
         wire.fault.send_replace(fault);
         if matches!(fault, Fault::Closes(_)) {
@@ -272,15 +255,8 @@ async fn login_that_is_refused_before_the_connection_ends_shows_no_password() {
 #[tokio::test]
 async fn proxy_that_mixes_connections_up_is_a_failure_of_its_node_alone() {
     let cluster = Cluster::start(3);
-    let wire = Wire::start(cluster.servers[0].addr()).await;
-    let mut urls = cluster.urls();
-    urls[0] = format!("redis://{}", wire.addr);
-    let redlocks = [(); 2].map(|()| {
-        builder(urls.clone())
-            .node_timeout(NODE_TIMEOUT)
-            .build()
-            .unwrap()
-    });
+    let (wire, urls) = Wire::before_first(&cluster).await;
+    let redlocks = [(); 2].map(|()| builder(urls.clone()).build().unwrap());
     for redlock in &redlocks {
         until_all_up(redlock, LONGEST).await;
     }
@@ -305,6 +281,7 @@ async fn proxy_that_mixes_connections_up_is_a_failure_of_its_node_alone() {
     }
 }
 
+/// That of the builder.
 const NODE_TIMEOUT: Duration = ms(400);
 /// What a busy machine may add.
 const NOISE: Duration = ms(400);

@@ -6,9 +6,10 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use support::{ChildProcess, Cluster, Random, ms, secs, wait_until};
 use tokio::time::{Instant, sleep, timeout};
-use tower_redlock::{LockGuard, Redlock, RestartGuard, Retry};
+use tower_redlock::{LockGuard, Retry};
 
 use crate::judge::{Inside, Judge, ROLE, urls};
+use crate::patient;
 
 const TTL: Duration = secs(2);
 
@@ -20,13 +21,7 @@ const DEFAULT: u64 = 12;
 #[ignore = "it is a candidate process of the tests below, which start and kill it"]
 async fn candidate() {
     let name = std::env::var(ROLE).unwrap();
-    let redlock = Redlock::builder()
-        .urls(urls())
-        .restart_guard(RestartGuard::Off)
-        .ttl(TTL)
-        .node_timeout(ms(300))
-        .build()
-        .unwrap();
+    let redlock = patient::builder(urls()).ttl(TTL).build().unwrap();
     let leading = tokio::spawn(redlock.lead("dispatcher", move |guard: LockGuard| {
         let name = name.clone();
         async move {
@@ -81,32 +76,23 @@ async fn one_of_three_processes_leads_while_leaders_are_killed_and_drained() {
     let (mut started, mut kills, mut drains) = (3, Vec::new(), Vec::new());
     while began.elapsed() < secs(seconds) {
         sleep(ms(random.below(500))).await;
-        let place = candidates
-            .iter()
-            .position(|(name, _)| *name == leader)
-            .unwrap();
-        let (_, mut process) = candidates.swap_remove(place);
+        let place = candidates.iter().position(|(name, _)| *name == leader);
+        let (_, mut process) = candidates.swap_remove(place.unwrap());
         let is_kill = random.below(2) == 0;
         let at = Instant::now();
-        process.signal(if is_kill {
-            Signal::SIGKILL
-        } else {
-            Signal::SIGTERM
-        });
         // A busy machine may add something.
-        let patience = if is_kill { TTL + secs(4) } else { secs(3) };
+        let (signal, patience) = match is_kill {
+            true => (Signal::SIGKILL, TTL + secs(4)),
+            false => (Signal::SIGTERM, secs(3)),
+        };
+        process.signal(signal);
         let next = next_leader(&judge, &leader, patience).await;
         let took = at.elapsed();
         leader = next.unwrap_or_else(|| panic!("no leader after {took:?}, killed: {is_kill}"));
         if is_kill { &mut kills } else { &mut drains }.push(took);
         process.wait(secs(10));
-        if !is_kill {
-            assert!(
-                process.stdout().contains("drained: true"),
-                "{}",
-                process.stdout()
-            );
-        }
+        let told = process.stdout();
+        assert!(is_kill || told.contains("drained: true"), "{told}");
         candidates.push(candidate_process(&judge, &cluster, started));
         started += 1;
     }
@@ -153,17 +139,11 @@ async fn a_leader_that_was_stopped_is_deposed_and_becomes_a_candidate_again() {
 #[tokio::test]
 async fn watches_take_no_wake_up_from_a_caller_that_waits_nor_from_each_other() {
     let cluster = Cluster::start(3);
-    let process = || {
-        Redlock::builder()
-            .urls(cluster.urls())
-            .restart_guard(RestartGuard::Off)
-            .ttl(secs(60))
-            .node_timeout(ms(500))
-            .retry(Retry::default().poll_interval(secs(60)))
-            .build()
-            .unwrap()
-    };
-    let (holder, redlock) = (process(), process());
+    let [holder, redlock] = [(); 2].map(|()| {
+        let builder = patient::builder(cluster.urls()).ttl(secs(60));
+        let builder = builder.retry(Retry::default().poll_interval(secs(60)));
+        builder.build().unwrap()
+    });
     let guard = holder.lock("k").await.unwrap();
     let waiting = redlock.lock("k").wait(secs(50));
     let waiting = tokio::spawn(waiting.into_future());

@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 
 use support::{Cluster, Connection, RedisServer, list_all, ms, secs, until_all_up};
-use tower_redlock::{ListCursor, LockKey, Redlock, RedlockBuilder, RestartGuard};
+use tower_redlock::{ListCursor, LockKey, RedlockBuilder};
 
+use crate::patient;
 use crate::wire::PATIENCE;
 
 fn builder(cluster: &Cluster) -> RedlockBuilder {
-    let builder = Redlock::builder().urls(cluster.urls());
-    let builder = builder.restart_guard(RestartGuard::Off);
-    // Not what is tested: a busy machine may be slow.
-    builder.node_timeout(secs(2))
+    // A server that fills its tables is slow.
+    patient::builder(cluster.urls()).node_timeout(secs(2))
 }
 
 /// Keys whose names are easily taken for something else.
@@ -114,10 +113,8 @@ async fn list_has_each_lock_once_while_the_tables_of_the_servers_grow_and_shrink
     }
     for round in 0..6 {
         if round == 0 {
-            cluster
-                .servers
-                .iter()
-                .for_each(|server| fill(server, OTHERS));
+            let servers = cluster.servers.iter();
+            servers.for_each(|server| fill(server, OTHERS));
         }
         let mut listed: BTreeMap<LockKey, usize> = BTreeMap::new();
         let (mut cursor, mut pages) = (Some(ListCursor::default()), 0);
@@ -153,10 +150,8 @@ async fn list_blocks_no_server_for_longer_than_a_lock_does() {
     let cluster = Cluster::start(3);
     let redlock = builder(&cluster).build().unwrap();
     until_all_up(&redlock, PATIENCE).await;
-    cluster
-        .servers
-        .iter()
-        .for_each(|server| fill(server, count));
+    let servers = cluster.servers.iter();
+    servers.for_each(|server| fill(server, count));
     let locked: Vec<LockKey> = (0..320).map(|key| ("job", 1_000 + key).into()).collect();
     let mut guards = Vec::new();
     for keys in locked.chunks(32) {
@@ -177,15 +172,12 @@ async fn list_blocks_no_server_for_longer_than_a_lock_does() {
     println!("{count} other keys: listed in {took:?}; {MICROS} of each node:");
     for (number, server) in cluster.servers.iter().enumerate() {
         let [scan, lock] = ["SCAN", "EVALSHA"].map(|command| times(server, command));
-        println!(
-            "SCAN {:?}, scripts {:?}",
-            quantiles(&scan),
-            quantiles(&lock)
-        );
+        let (scans, locks) = (quantiles(&scan), quantiles(&lock));
+        println!("SCAN {scans:?}, scripts {locks:?}");
         // The last one has no key that the others have not.
         assert_eq!(scan.is_empty(), number == 2);
         // A busy machine interrupts a server now and then, for longer than any command takes.
-        let [_, most, _] = quantiles(&scan);
+        let [_, most, _] = scans;
         assert!(most < 1_000, "{most} us");
     }
     drop(guards);

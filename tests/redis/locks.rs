@@ -4,29 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::{Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, secs, until};
-use tower_redlock::{
-    LockError, LockKey, NodeFailure, Redlock, RedlockBuilder, Released, RestartGuard,
+use support::{
+    Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, secs, wait_until,
 };
+use tower_redlock::{LockError, LockKey, NodeFailure, Redlock, Released};
 
-fn builder(cluster: &Cluster) -> RedlockBuilder {
-    Redlock::builder()
-        // Not what is tested: a busy machine may be slow.
-        .node_timeout(ms(500))
-        .urls(cluster.urls())
-        .restart_guard(RestartGuard::Off)
-}
+use crate::patient::{LONGEST, builder, failures, until_locked};
 
 fn redlock(cluster: &Cluster) -> Redlock {
-    builder(cluster).build().expect("the settings are valid")
+    builder(cluster.urls()).build().unwrap()
 }
 
 #[tokio::test]
 async fn lock_excludes_other_callers_until_it_is_released() {
     let cluster = Cluster::start(3);
     for fencing in [true, false] {
-        let ours = builder(&cluster).fencing(fencing).build().unwrap();
-        let theirs = builder(&cluster).fencing(fencing).build().unwrap();
+        let ours = builder(cluster.urls()).fencing(fencing).build().unwrap();
+        let theirs = builder(cluster.urls()).fencing(fencing).build().unwrap();
         for keys in [vec!["a"], vec!["a", "b"]] {
             let guard = ours.lock_all(keys.clone()).await.unwrap();
             assert_eq!(guard.fencing_token().is_some(), fencing);
@@ -38,18 +32,6 @@ async fn lock_excludes_other_callers_until_it_is_released() {
         }
     }
     cluster.wait_until_free(secs(1)).await;
-}
-
-#[tokio::test]
-async fn contended_reports_the_remaining_ttl_as_retry_after() {
-    let cluster = Cluster::start(3);
-    let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
-    let _guard = ours.lock("k").ttl(secs(7)).await.unwrap();
-    let Err(LockError::Contended { retry_after, .. }) = theirs.try_lock("k").await else {
-        panic!("it is held");
-    };
-    let left = retry_after.unwrap();
-    assert!(left > secs(5) && left <= secs(7), "{left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -83,16 +65,6 @@ async fn contended_locks_over_five_nodes_exclude_and_raise_tokens() {
 }
 
 #[tokio::test]
-async fn dropped_guards_leave_no_key() {
-    let cluster = Cluster::start(3);
-    let redlock = redlock(&cluster);
-    for i in 0..200 {
-        drop(redlock.lock(("key", i.to_string())).await.unwrap());
-    }
-    cluster.wait_until_free(secs(2)).await;
-}
-
-#[tokio::test]
 async fn node_with_a_key_of_another_type_does_not_vote() {
     let cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
@@ -103,27 +75,20 @@ async fn node_with_a_key_of_another_type_does_not_vote() {
         };
         list(0);
         lock_and_release(&redlock, "k").await;
-        redlock
-            .lock_all(["k", "l"])
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        let both = redlock.lock_all(["k", "l"]).await.unwrap();
+        both.release().await.unwrap();
         list(1);
         let refused = redlock.try_lock("k").await.unwrap_err();
-        let LockError::Unavailable { nodes, .. } = &refused else {
-            panic!("{refused:?}");
-        };
         // The third may not have answered when the two decided.
         let is_refusal = |node: &&NodeFailure| matches!(node, NodeFailure::Refused { .. });
-        assert_eq!(nodes.iter().filter(is_refusal).count(), 2, "{refused}");
+        assert_eq!(
+            failures(&refused).iter().filter(is_refusal).count(),
+            2,
+            "{refused}"
+        );
         for server in &cluster.servers[..2] {
-            assert_eq!(
-                server.command(&["LLEN", taken]).as_int(),
-                Some(1),
-                "overwritten"
-            );
+            let left = server.command(&["LLEN", taken]).as_int();
+            assert_eq!(left, Some(1), "overwritten");
             server.command(&["DEL", taken, "redlock:{k}", "redlock:{k}:fence"]);
         }
     }
@@ -140,10 +105,8 @@ async fn keys_may_be_any_bytes_of_any_length() {
     ];
     for key in odd {
         let guard = redlock.lock(key.clone()).await.unwrap();
-        assert_matches!(
-            redlock.try_lock(key).await,
-            Err(LockError::Contended { .. })
-        );
+        let again = redlock.try_lock(key).await;
+        assert_matches!(again, Err(LockError::Contended { .. }));
         guard.release().await.unwrap();
     }
     cluster.wait_until_free(secs(1)).await;
@@ -156,12 +119,10 @@ async fn uncontended_lock_sends_two_commands_to_every_node() {
     for nodes in [1, 3, 5] {
         for fencing in [true, false] {
             let cluster = Cluster::start(nodes);
-            let redlock = builder(&cluster).fencing(fencing).build().unwrap();
+            let redlock = builder(cluster.urls()).fencing(fencing).build().unwrap();
             // Opens all connections, the slowest too.
             assert_eq!(redlock.health().await.up(), nodes);
-            for server in &cluster.servers {
-                server.command(&["CONFIG", "RESETSTAT"]);
-            }
+            cluster.command(&["CONFIG", "RESETSTAT"]);
             for i in 0..LOCKS {
                 let guard = redlock.lock(("key", i.to_string())).await.unwrap();
                 // So that the slowest node has been asked too: a decided round asks no node.
@@ -189,17 +150,14 @@ async fn uncontended_lock_sends_two_commands_to_every_node() {
 async fn restarted_node_votes_again() {
     let mut cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
-    redlock.lock("k").await.unwrap().release().await.unwrap();
+    lock_and_release(&redlock, "k").await;
     cluster.servers[0].kill();
     cluster.servers[1].kill();
     let refused = redlock.try_lock("k").await.unwrap_err();
     assert_matches!(refused, LockError::Unavailable { .. });
     cluster.servers[0].restart();
     cluster.servers[1].restart();
-    until("back", secs(2), || async {
-        redlock.try_lock("k").await.is_ok()
-    })
-    .await;
+    until_locked(&redlock, "k").await;
 }
 
 /// What one request set, a later one with a shorter ttl does not shorten; so the release must go out
@@ -207,8 +165,7 @@ async fn restarted_node_votes_again() {
 #[tokio::test]
 async fn lock_extended_by_less_is_released_on_every_node() {
     let cluster = Cluster::start(3);
-    let builder = builder(&cluster).renew(false);
-    let redlock = builder.node_timeout(ms(90));
+    let redlock = builder(cluster.urls()).renew(false).node_timeout(ms(90));
     let redlock = redlock.build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
     guard.extend(ms(100)).await.unwrap();
@@ -225,21 +182,13 @@ async fn node_behind_a_slow_link_is_reached_again() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     proxy.delay(ms(250));
-    let redlock = Redlock::builder()
-        .url(proxy.url())
-        .node_timeout(secs(1))
-        .connect_timeout(secs(5))
-        .restart_guard(RestartGuard::Off)
-        .build()
-        .unwrap();
+    let redlock = builder([proxy.url()]).node_timeout(secs(1));
+    let redlock = redlock.connect_timeout(secs(5)).build().unwrap();
     lock_and_release(&redlock, "k").await;
     proxy.cut();
     tokio::time::sleep(ms(300)).await;
     proxy.delay(ms(250));
-    until("reached again", secs(15), || async {
-        redlock.try_lock("k").await.is_ok()
-    })
-    .await;
+    until_locked(&redlock, "k").await;
 }
 
 /// Also by the plain `SET`, and beside a client of another library.
@@ -247,17 +196,18 @@ async fn node_behind_a_slow_link_is_reached_again() {
 async fn labels_are_in_the_value_of_the_lock_and_refused_callers_read_them() {
     let cluster = Cluster::start(3);
     for (fencing, several) in [(true, false), (true, true), (false, false), (false, true)] {
-        let process = |label| builder(&cluster).fencing(fencing).holder(label).build();
+        let process = |label| {
+            builder(cluster.urls())
+                .fencing(fencing)
+                .holder(label)
+                .build()
+        };
         let (ours, theirs) = (process("ours").unwrap(), process("theirs").unwrap());
         let keys = if several { vec!["a", "b"] } else { vec!["a"] };
         let guard = ours.lock_all(keys.clone()).note("a note").await.unwrap();
         // On all nodes: where callers compete, nodes name different holders.
-        for _ in 0..1_000 {
-            if cluster.lock_keys().len() == 3 * keys.len() {
-                break;
-            }
-            tokio::time::sleep(ms(5)).await;
-        }
+        let all = 3 * keys.len();
+        wait_until("on all", LONGEST, || cluster.lock_keys().len() == all).await;
         let value = cluster.servers[0].command(&["GET", "redlock:{a}"]);
         let value = value.as_str().unwrap();
         let (owner, shown) = value.split_at(32);
@@ -279,40 +229,21 @@ async fn labels_are_in_the_value_of_the_lock_and_refused_callers_read_them() {
         }
         guard.extend(secs(9)).await.unwrap();
         assert_eq!(guard.release().await, Ok(Released::Freed));
-        let foreign = [
-            "SET",
-            "redlock:{a}",
-            "0123456789abcdef0123456789abcdef01 7 x\ty",
-            "PX",
-            "9000",
-        ];
-        cluster
-            .servers
-            .iter()
-            .for_each(|server| drop(server.command(&foreign)));
+        let foreign = "0123456789abcdef0123456789abcdef01 7 x\ty";
+        cluster.command(&["SET", "redlock:{a}", foreign, "PX", "9000"]);
         let refused = theirs.try_lock("a").await;
         assert_matches!(refused, Err(LockError::Contended { holder: None, .. }));
-        cluster
-            .servers
-            .iter()
-            .for_each(|server| drop(server.command(&["DEL", "redlock:{a}"])));
+        cluster.command(&["DEL", "redlock:{a}"]);
     }
-    let process = |label| builder(&cluster).holder(label).build().unwrap();
+    let process = |label| builder(cluster.urls()).holder(label).build().unwrap();
+    let [one, other] = ["one", "other"].map(process);
     let _readers = [
-        process("one").try_lock("r").shared().await.unwrap(),
-        process("other")
-            .try_lock("r")
-            .shared()
-            .note("n")
-            .await
-            .unwrap(),
+        one.try_lock("r").shared().await.unwrap(),
+        other.try_lock("r").shared().note("n").await.unwrap(),
     ];
     let inspection = process("third").inspect("r").await;
-    let mut holders: Vec<_> = inspection
-        .holders()
-        .iter()
-        .map(ToString::to_string)
-        .collect();
+    let holders = inspection.holders();
+    let mut holders: Vec<_> = holders.iter().map(ToString::to_string).collect();
     holders.sort_unstable();
     assert_eq!(holders, ["one", "other (n)"]);
 }

@@ -12,11 +12,13 @@ use std::time::Duration;
 use axum::Router;
 use axum::middleware::map_response;
 use axum::routing::post;
-use support::http::{Client, Response, listen};
+use support::http::{Client, Response, serve};
 use support::{Cluster, Connection, Deadline, Proxy, RedisServer, alone, ms, secs, until_all_up};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
-use tower_redlock::{Redlock, RedlockLayer, Rejection, RestartGuard, key};
+use tower_redlock::{Redlock, RedlockLayer, Rejection, key};
+
+use crate::patient::builder;
 
 /// The node timeouts to try, the next only if the machine stood still: then healthy nodes are late,
 /// too, and a lock that is not given is right.
@@ -55,35 +57,26 @@ struct Service {
 
 impl Service {
     /// Starts it and waits until it is connected to all nodes.
-    async fn start(nodes: usize, fault: Fault, node_timeout: Duration) -> Self {
-        let cluster = Cluster::start(nodes);
+    async fn start(case: Case) -> Self {
+        let cluster = Cluster::start(case.nodes);
         let mut proxies = Vec::new();
-        let urls = match fault {
+        let urls = match case.fault {
             Fault::Killed | Fault::Hung => cluster.urls(),
             Fault::BlackHoled => {
                 proxies = cluster.proxies().await;
                 proxies.iter().map(Proxy::url).collect()
             }
         };
-        let redlock = Redlock::builder()
-            .urls(urls)
-            .ttl(TTL)
-            .node_timeout(node_timeout)
-            .restart_guard(RestartGuard::Off)
-            .build()
-            .expect("the settings are valid");
+        let redlock = builder(urls).ttl(TTL).node_timeout(case.node_timeout);
+        let redlock = redlock.build().unwrap();
         let layer = RedlockLayer::new(redlock.clone(), ("account", key::path("id")));
         let app = Router::new()
             .route("/accounts/{id}/withdraw", post(async || "withdrawn"))
             .route_layer(layer)
             .layer(map_response(tell_why));
-        let (listener, addr) = listen().await;
-        let serving = tokio::spawn(async move {
-            let served = axum::serve(listener, app).await;
-            served.expect("axum serves until it is aborted");
-        });
+        let (addr, serving) = serve(app).await;
         let service = Self {
-            fault,
+            fault: case.fault,
             redlock,
             addr,
             serving,
@@ -121,23 +114,20 @@ impl Service {
     fn assert_two_commands_a_request(&self, broken: usize, requests: usize) {
         let nodes = self.cluster.servers.len();
         let requests = u64::try_from(requests).expect("a few");
-        let commands: Vec<u64> = self.cluster.servers[broken..]
-            .iter()
-            .map(|server| {
-                let counts = server.call_counts();
-                ["evalsha", "eval"].map(|name| counts.get(name).copied().unwrap_or(0))
-            })
-            .map(|counts| counts.iter().sum())
-            .collect();
+        let commands = |server: &RedisServer| {
+            let counts = server.call_counts();
+            let count = |name| counts.get(name).copied().unwrap_or(0);
+            count("evalsha") + count("eval")
+        };
+        let asked = &self.cluster.servers[broken..];
+        let commands: Vec<u64> = asked.iter().map(commands).collect();
         let asked_twice = commands.iter().all(|count| *count <= 2 * requests);
         assert!(asked_twice, "{requests} requests: {commands:?}");
         // The broken ones voted until they broke.
         let votes = u64::try_from(nodes / 2 + 1 - broken).expect("a few");
         let all: u64 = commands.iter().sum();
-        assert!(
-            all >= 2 * votes * requests,
-            "{requests} requests: {commands:?}"
-        );
+        let by_majority = all >= 2 * votes * requests;
+        assert!(by_majority, "{requests} requests: {commands:?}");
     }
 
     /// Sends requests, each after the answer to the one before, at least `REQUESTS` and for `least`.
@@ -147,14 +137,9 @@ impl Service {
         let mut latencies = Vec::new();
         while latencies.len() < REQUESTS || began.elapsed() < least {
             let (response, took) = withdraw(&mut client).await;
-            let number = latencies.len();
-            assert_eq!(
-                response.status,
-                200,
-                "request {number}, after {:?}: {:?}",
-                began.elapsed(),
-                response.header(WHY)
-            );
+            let (number, after) = (latencies.len(), began.elapsed());
+            let what = format!("request {number}, after {after:?}");
+            assert_eq!(response.status, 200, "{what}: {:?}", response.header(WHY));
             latencies.push(took);
         }
         latencies.sort_unstable();
@@ -206,6 +191,12 @@ struct Case {
     broken: usize,
     fault: Fault,
     node_timeout: Duration,
+}
+
+impl Case {
+    fn label(self) -> String {
+        format!("{} of {} nodes {:?}", self.broken, self.nodes, self.fault)
+    }
 }
 
 /// Runs a check, and again with a longer node timeout if it failed while the machine stood still.
@@ -270,21 +261,14 @@ impl Witness {
 
 /// Checks that requests go on as if nothing had happened while `broken` of `nodes` nodes break.
 async fn minority_is_not_noticed(case: Case) {
-    let Case {
-        nodes,
-        broken,
-        fault,
-        node_timeout,
-    } = case;
-    let mut service = Service::start(nodes, fault, node_timeout).await;
+    let (broken, node_timeout) = (case.broken, case.node_timeout);
+    let mut service = Service::start(case).await;
     // The first ones of a process are slower.
     Service::withdraw_for(service.addr, Duration::ZERO).await;
     let healthy = Service::withdraw_for(service.addr, Duration::ZERO).await;
     // What is counted below begins with these requests.
     service.cluster.wait_until_free(secs(1)).await;
-    for server in &service.cluster.servers {
-        server.command(&["CONFIG", "RESETSTAT"]);
-    }
+    service.cluster.command(&["CONFIG", "RESETSTAT"]);
     let requests = tokio::spawn(Service::withdraw_for(service.addr, FAULT));
     // In the middle of requests, not between them.
     sleep(ms(20)).await;
@@ -293,7 +277,7 @@ async fn minority_is_not_noticed(case: Case) {
     service.assert_two_commands_a_request(broken, faulty.0.len());
 
     let (median, p99, max) = (healthy.percentile(50), faulty.percentile(99), faulty.max());
-    let label = format!("{broken} of {nodes} nodes {fault:?}");
+    let label = case.label();
     println!(
         "{label}: healthy median {median:?} p99 {:?} max {:?}; faulty median {:?} p99 {p99:?} max {max:?} ({} requests)",
         healthy.percentile(99),
@@ -303,15 +287,11 @@ async fn minority_is_not_noticed(case: Case) {
     );
     // A request that waits for a broken node takes a node timeout. One may have waited for an answer
     // when the node broke; the others are decided by the nodes that work.
-    let waited = faulty
-        .0
-        .iter()
-        .filter(|took| **took >= node_timeout)
-        .count();
+    let waited = faulty.0.iter().filter(|took| **took >= node_timeout);
+    let (waited, all) = (waited.count(), faulty.0.len());
     assert!(
-        waited * 100 <= faulty.0.len(),
-        "{label}: {waited} of {} requests waited for a broken node",
-        faulty.0.len()
+        waited * 100 <= all,
+        "{label}: {waited} of {all} requests waited for a broken node"
     );
     let limit = 3 * median + ms(5) + node_timeout;
     assert!(max <= limit + NOISE, "{label}: {max:?} > {limit:?}");
@@ -325,14 +305,9 @@ async fn minority_is_not_noticed(case: Case) {
 /// Checks that requests get 503 in time while `broken` of `nodes` nodes are broken, and 200 soon
 /// after they are mended.
 async fn majority_is_a_503_until_it_is_back(case: Case) {
-    let Case {
-        nodes,
-        broken,
-        fault,
-        node_timeout,
-    } = case;
-    let mut service = Service::start(nodes, fault, node_timeout).await;
-    let label = format!("{broken} of {nodes} nodes {fault:?}");
+    let (broken, node_timeout) = (case.broken, case.node_timeout);
+    let mut service = Service::start(case).await;
+    let label = case.label();
     Service::withdraw_for(service.addr, Duration::ZERO).await;
     let mut client = Client::connect(service.addr).await;
 
@@ -342,10 +317,8 @@ async fn majority_is_a_503_until_it_is_back(case: Case) {
     while began.elapsed() < FAULT {
         let (response, took) = withdraw(&mut client).await;
         assert_unavailable(&response);
-        assert!(
-            took <= 2 * node_timeout + NOISE,
-            "{label}: 503 after {took:?}"
-        );
+        let limit = 2 * node_timeout + NOISE;
+        assert!(took <= limit, "{label}: 503 after {took:?}");
         (slowest, refused) = (slowest.max(took), refused + 1);
         sleep(ms(10)).await;
     }
@@ -358,11 +331,8 @@ async fn majority_is_a_503_until_it_is_back(case: Case) {
             break mended.elapsed();
         }
         assert_unavailable(&response);
-        assert!(
-            mended.elapsed() <= secs(2),
-            "{label}: still {:?}",
-            response.header(WHY)
-        );
+        let why = response.header(WHY);
+        assert!(mended.elapsed() <= secs(2), "{label}: still {why:?}");
         sleep(ms(20)).await;
     };
     println!("{label}: {refused} x 503, slowest {slowest:?}; recovered after {recovered:?}");
@@ -377,15 +347,10 @@ async fn majority_is_a_503_until_it_is_back(case: Case) {
 fn assert_unavailable(response: &Response) {
     let text = response.text();
     assert_eq!(response.status, 503, "{text}");
-    assert_eq!(
-        response.header("content-type"),
-        Some("application/problem+json")
-    );
+    let content_type = response.header("content-type");
+    assert_eq!(content_type, Some("application/problem+json"));
     assert_eq!(response.json()["code"], "lock-unavailable", "{text}");
-    let retry_after: u64 = response
-        .header("retry-after")
-        .and_then(|seconds| seconds.parse().ok())
-        .expect("a 503 has Retry-After in seconds");
+    let retry_after: u64 = response.header("retry-after").unwrap().parse().unwrap();
     assert!(retry_after >= 1, "{retry_after}");
 }
 

@@ -1,29 +1,30 @@
 //! What errors, the log and refusals say of nodes that do not vote: which, why, and what to do.
 
 use axum::Router;
-use axum::body::Body;
-use axum::extract::{FromRef, Path};
+use axum::extract::{Path, Request};
 use axum::routing::post;
-use http::Request;
 use serde::Deserialize;
-use support::{Answer, Cluster, Deadline, Log, RedisServer, lock_and_release, ms, secs, until};
-use tower_redlock::{
-    IdempotencyLayer, LockKey, LockKeys, LockResource, Locked, NodeState, Redlock, RedlockLayer,
-    RestartGuard, scope,
+use support::{
+    Answer, Cluster, Deadline, Log, RedisServer, lock_and_release, ms, once, request_with, secs,
+    until,
 };
+use tower_redlock::{LockKey, LockKeys, LockResource, Locked, NodeState, Redlock, RedlockLayer};
 
 use crate::patient::{LONGEST, builder, guarded};
-
-fn unguarded(urls: impl IntoIterator<Item = String>) -> Redlock {
-    let builder = Redlock::builder().restart_guard(RestartGuard::Off);
-    builder.urls(urls).build().unwrap()
-}
 
 async fn until_up(redlock: &Redlock, count: usize) {
     until(&format!("{count} nodes up"), secs(10), || async {
         redlock.health().await.up() == count
     })
     .await;
+}
+
+/// How often the log warns of an event of a node.
+fn warnings(log: &Log, event: &str, node: &str) -> usize {
+    let (text, parts) = (log.text(), ["WARN", event, node]);
+    let lines = text.lines();
+    let told = lines.filter(|line| parts.iter().all(|part| line.contains(part)));
+    told.count()
 }
 
 #[derive(Deserialize)]
@@ -35,28 +36,23 @@ impl LockResource for OrderId {
     }
 }
 
-#[derive(Clone, FromRef)]
-struct AppState {
-    redlock: Redlock,
-}
-
 /// Routes that lock in all the ways of this crate.
 fn routes(redlock: &Redlock) -> Router {
     let locked = async |_: Locked<Path<OrderId>>| "served";
     let layer = RedlockLayer::new(redlock.clone(), "resource");
-    let once = IdempotencyLayer::new(redlock.clone(), scope::public());
-    let redlock = redlock.clone();
     Router::new()
         .route("/layer", post(async || "served").layer(layer))
-        .route("/once", post(async || "served").layer(once))
+        .route("/once", post(async || "served").layer(once(redlock)))
         .route("/locked/{id}", post(locked))
-        .with_state(AppState { redlock })
+        .with_state(redlock.clone())
 }
 
-fn request(target: &str, content_type: &str) -> Request<Body> {
-    let request = Request::post(target).header("idempotency-key", "8e03978e");
-    let request = request.header("content-type", content_type);
-    request.body(Body::empty()).unwrap()
+fn request(target: &str, content_type: &str) -> Request {
+    let headers = [
+        ("idempotency-key", "8e03978e"),
+        ("content-type", content_type),
+    ];
+    request_with("POST", target, &headers)
 }
 
 #[tokio::test]
@@ -70,14 +66,10 @@ async fn fresh_cluster_is_lock_quarantined_for_layers_extractors_and_grpc() {
         let retry_after = refused.headers["retry-after"].to_str().unwrap();
         let seconds: u64 = retry_after.parse().unwrap();
         assert!((15..=21).contains(&seconds), "{seconds}");
-        let problem: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
+        let problem = refused.json();
         assert_eq!(problem["title"], "Lock service started recently");
-        assert_eq!(
-            problem["detail"],
-            format!(
-                "the lock service started recently and grants no locks for another {seconds} s"
-            )
-        );
+        let detail = "the lock service started recently and grants no locks for another";
+        assert_eq!(problem["detail"], format!("{detail} {seconds} s"));
         let refused = Answer::to(&app, request(target, "application/grpc")).await;
         assert_eq!(refused.headers["grpc-status"], "14", "{target}");
         assert_eq!(refused.headers["grpc-message"], "lock-quarantined");
@@ -100,7 +92,7 @@ async fn fresh_cluster_is_lock_quarantined_for_layers_extractors_and_grpc() {
 #[tokio::test]
 async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
     let mut cluster = Cluster::start(3);
-    let redlock = unguarded(cluster.urls());
+    let redlock = builder(cluster.urls()).build().unwrap();
     until_up(&redlock, 3).await;
     let (log, _guard) = Log::subscribed();
     for (server, effect) in [
@@ -113,14 +105,9 @@ async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
         cluster.servers[server].kill();
         until_up(&redlock, 2 - server).await;
         let node = format!("node=\"{}\"", cluster.servers[server].addr());
-        let is_told = |log: &Log| {
-            let text = log.text();
-            let mut lines = text.lines().filter(|line| line.contains("WARN"));
-            lines.any(|line| line.contains(effect) && line.contains(&node))
-        };
         // The broken connection is noticed before the attempt to open another one fails.
         let deadline = Deadline::after(secs(10));
-        while !is_told(&log) {
+        while warnings(&log, effect, &node) == 0 {
             assert!(!deadline.is_over(), "{}", log.text());
             tokio::time::sleep(ms(10)).await;
         }
@@ -129,23 +116,21 @@ async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
     let [first, second, third] = [0, 1, 2].map(|server: usize| cluster.servers[server].addr());
     let voted = format!("no quorum: 1 node voted on the lock ({third}), 2 are needed; ");
     let silent = format!("{third} was not waited for, because the other nodes decided");
-    assert!(
-        refused.starts_with(&voted) || refused.contains(&silent),
-        "{refused}"
-    );
+    let is_told = refused.starts_with(&voted) || refused.contains(&silent);
+    assert!(is_told, "{refused}");
     for node in [first, second] {
-        assert!(
-            refused.contains(&format!("{node} is unreachable (")),
-            "{refused}"
-        );
+        let why = format!("{node} is unreachable (");
+        assert!(refused.contains(&why), "{refused}");
     }
     cluster.servers[0].restart();
     until_up(&redlock, 2).await;
     lock_and_release(&redlock, "k").await;
-    let (node, text) = (format!("node=\"{first}\""), log.text());
-    let mut lines = text.lines().filter(|line| line.contains("WARN"));
-    let is_told = |line: &str| line.contains("redlock node is up again") && line.contains(&node);
-    assert!(lines.any(is_told), "{text}");
+    let node = format!("node=\"{first}\"");
+    assert!(
+        warnings(&log, "redlock node is up again", &node) > 0,
+        "{}",
+        log.text()
+    );
 }
 
 #[tokio::test]
@@ -164,13 +149,7 @@ async fn quarantine_is_logged_at_its_beginning_and_its_end() {
             "redlock node was started or flushed recently and is quarantined",
             "redlock node votes again",
         ] {
-            let is_told =
-                |line: &&str| line.contains("WARN") && line.contains(event) && line.contains(&node);
-            assert_eq!(
-                text.lines().filter(is_told).count(),
-                times,
-                "{event}: {text}"
-            );
+            assert_eq!(warnings(&log, event, &node), times, "{event}: {text}");
         }
         assert!(!text.contains("restarted"), "{text}");
         servers[0].command(&["FLUSHALL"]);
@@ -237,7 +216,7 @@ async fn wrong_and_missing_passwords_have_their_own_remedy_in_errors_the_log_and
         ),
     ] {
         let (log, _guard) = Log::subscribed();
-        let redlock = unguarded([url]);
+        let redlock = builder([url]).build().unwrap();
         let refused = redlock.try_lock("k").await.unwrap_err().to_string();
         let told = format!(
             "no quorum: 0 nodes voted on the lock, 1 is needed; {addr} gives no votes: {why}"

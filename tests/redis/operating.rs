@@ -1,24 +1,22 @@
 //! The statements of the chapter on operating the nodes, on real servers: rights, TLS, one node, memory.
 
 use support::{
-    Log, RedisServer, Reply, TTL, assert_matches, lock_and_release, ms, secs, until, use_all,
-    wait_until,
+    Log, RedisServer, Reply, TTL, assert_matches, lock_and_release, ms, secs, until_all_up,
+    use_all, wait_until,
 };
 use tower_redlock::deadpool_redis::{Hook, Manager, Pool};
-use tower_redlock::{LockError, Redlock, RedlockBuilder, Released, RestartGuard};
+use tower_redlock::{LockError, RedlockBuilder, Released, RestartGuard};
+
+use crate::patient::builder;
+use crate::server_limits::used_memory;
 
 fn unguarded() -> RedlockBuilder {
-    patient().restart_guard(RestartGuard::Off)
+    builder([])
 }
 
 /// With the restart guard, because that needs rights too; short, so that the test is.
 fn guarded() -> RedlockBuilder {
-    patient().restart_guard(RestartGuard::For(secs(2)))
-}
-
-/// Not late on a busy machine: what is shown is what servers say, not how fast they do.
-fn patient() -> RedlockBuilder {
-    Redlock::builder().node_timeout(ms(500))
+    builder([]).restart_guard(RestartGuard::For(secs(2)))
 }
 
 fn as_user(builder: RedlockBuilder, server: &RedisServer, user: &str) -> RedlockBuilder {
@@ -30,11 +28,8 @@ async fn acl_of_the_chapter_is_sufficient_and_minimal() {
     let server = RedisServer::start();
     wait_until_it_may_vote(&server).await;
     let rule = acl_rule(&server);
-    let rights: Vec<&str> = rule
-        .iter()
-        .filter(|word| word.starts_with('+'))
-        .copied()
-        .collect();
+    let rights = rule.iter().copied().filter(|word| word.starts_with('+'));
+    let rights: Vec<&str> = rights.collect();
     assert!(rights.len() > 5, "{rule:?}");
 
     set_user(&server, "enough", &rule);
@@ -72,16 +67,10 @@ async fn acl_of_the_chapter_is_sufficient_and_minimal() {
         );
     }
 
-    let others: Vec<&str> = rule
-        .iter()
-        .map(|word| {
-            if word.starts_with('~') {
-                "~other:*"
-            } else {
-                word
-            }
-        })
-        .collect();
+    let mut others = rule.clone();
+    for word in others.iter_mut().filter(|word| word.starts_with('~')) {
+        *word = "~other:*";
+    }
     set_user(&server, "other-keys", &others);
     let complaints = use_everything(&server, "other-keys").await;
     let helps = |complaint: &String| complaint.contains("on all keys of the namespace");
@@ -115,10 +104,8 @@ async fn restart_guard_off_needs_no_info_and_time_only_for_readers_and_operators
     let server = RedisServer::start();
     let is_plain = !server.is_in_cluster_mode();
     let for_guard = |word: &&str| is_plain && *word == "+info" || *word == "+time";
-    let rule: Vec<&str> = acl_rule(&server)
-        .into_iter()
-        .filter(|word| !for_guard(word))
-        .collect();
+    let mut rule = acl_rule(&server);
+    rule.retain(|word| !for_guard(word));
     set_user(&server, "unguarded", &rule);
     let complaints = use_all(|| as_user(unguarded(), &server, "unguarded"), "k").await;
     let expected = ["read: ", "revoke: "];
@@ -128,34 +115,9 @@ async fn restart_guard_off_needs_no_info_and_time_only_for_readers_and_operators
 }
 
 #[tokio::test]
-async fn full_server_refuses_new_locks_and_extends_and_releases_held_ones() {
-    let server = RedisServer::start();
-    let redlock = unguarded().urls([server.url()]).build().unwrap();
-    let guards = [
-        redlock.try_lock("one").await.unwrap(),
-        redlock.lock_all(["two", "three"]).await.unwrap(),
-    ];
-    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let refused = redlock.try_lock("four").await.unwrap_err().to_string();
-    assert!(
-        refused.contains("OOM") && refused.contains(&server.addr().to_string()),
-        "{refused}"
-    );
-    for guard in guards {
-        guard.extend(secs(10)).await.unwrap();
-        assert_eq!(guard.release().await, Ok(Released::Freed));
-    }
-    assert!(!server.exists("redlock:{one}") && !server.exists("redlock:{three}"));
-}
-
-#[tokio::test]
 async fn server_that_evicts_forgets_a_held_lock_and_the_log_warns_of_it() {
-    let server = RedisServer::start_with_args(&[
-        "--maxmemory",
-        "100mb",
-        "--maxmemory-policy",
-        "volatile-lru",
-    ]);
+    let limit = "--maxmemory 100mb --maxmemory-policy volatile-lru";
+    let server = RedisServer::start_with_args(&limit.split(' ').collect::<Vec<_>>());
     let (log, _guard) = Log::subscribed();
     wait_until_it_may_vote(&server).await;
     let warning = "redlock node may evict locks and fences; set its maxmemory-policy to noeviction";
@@ -190,14 +152,14 @@ async fn single_node_is_a_lock_service() {
     // The first may still find a connection that seems to stand.
     ours.health().await;
     let refused = ours.try_lock("k").await.unwrap_err();
-    let LockError::Unavailable {
-        reached: 0,
-        needed: 1,
-        ..
-    } = refused
-    else {
-        panic!("{refused:?}");
-    };
+    assert_matches!(
+        refused,
+        LockError::Unavailable {
+            reached: 0,
+            needed: 1,
+            ..
+        }
+    );
 }
 
 #[tokio::test]
@@ -239,10 +201,9 @@ async fn panic_while_connecting_is_a_node_error_with_its_reason() {
 
 /// The words after the user's name in the chapter's `ACL SETUSER`, with the right that the chapter adds in cluster mode.
 fn acl_rule(server: &RedisServer) -> Vec<&'static str> {
-    let lines: Vec<&str> = CHAPTER
-        .lines()
-        .filter(|line| line.starts_with("ACL SETUSER "))
-        .collect();
+    let lines = CHAPTER.lines();
+    let lines = lines.filter(|line| line.starts_with("ACL SETUSER "));
+    let lines: Vec<&str> = lines.collect();
     let [line] = lines[..] else {
         panic!("one line begins with ACL SETUSER: {lines:?}");
     };
@@ -268,39 +229,24 @@ fn set_user(server: &RedisServer, user: &str, rule: &[&str]) {
 /// Returns the commands that the server denied.
 fn denied(server: &RedisServer) -> Vec<String> {
     let log = server.command(&["ACL", "LOG"]);
-    let entries = log
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|entry| entry.as_array().unwrap());
-    let object = |entry: &[Reply]| {
-        let at = entry
-            .iter()
-            .position(|name| name.as_str() == Some("object"))?;
-        entry.get(at + 1)?.as_str().map(str::to_owned)
+    let object = |entry: &Reply| {
+        let mut words = entry.as_array()?.iter().filter_map(Reply::as_str);
+        words.find(|word| *word == "object")?;
+        words.next().map(str::to_owned)
     };
+    let entries = log.as_array().unwrap().iter();
     entries.map(|entry| object(entry).unwrap()).collect()
 }
 
 /// Waits until new clients need not wait.
 async fn wait_until_it_may_vote(server: &RedisServer) {
     let redlock = guarded().ttl(TTL).urls([server.url()]).build().unwrap();
-    until("voting", secs(10), || async {
-        redlock.health().await.has_quorum()
-    })
-    .await;
+    until_all_up(&redlock, secs(10)).await;
 }
 
 /// Does all that there is to do as a user of the server, and returns what went wrong.
 async fn use_everything(server: &RedisServer, user: &str) -> Vec<String> {
     use_all(|| as_user(guarded(), server, user), user).await
-}
-
-fn used_memory(server: &RedisServer) -> u64 {
-    let info = server.command(&["INFO", "memory"]);
-    let mut lines = info.as_str().unwrap().lines();
-    let used = lines.find_map(|line| line.strip_prefix("used_memory:"));
-    used.unwrap().parse().unwrap()
 }
 
 /// The chapter, so that it and these tests cannot drift apart.

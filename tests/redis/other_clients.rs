@@ -10,7 +10,9 @@ use support::{Cluster, Connection, lock_and_release, ms, not_run, secs};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
-use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard, Retry};
+use tower_redlock::{LockError, LockGuard, RedlockBuilder, Retry};
+
+use crate::patient::builder;
 
 const TTL: Duration = secs(10);
 /// The other client does not give back what it got in a split vote, and waits for its ttl then.
@@ -71,10 +73,8 @@ impl Other {
 }
 
 fn ours(cluster: &Cluster) -> RedlockBuilder {
-    let builder = Redlock::builder().urls(cluster.urls()).namespace("");
     // Under other tests' load, a late answer would look like a node that is away.
-    let builder = builder.node_timeout(ms(500)).ttl(TTL);
-    builder.restart_guard(RestartGuard::Off)
+    builder(cluster.urls()).namespace("").ttl(TTL)
 }
 
 #[track_caller]

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::Request;
 use axum::routing::post;
-use support::{Answer, Executed, ms, secs};
+use support::{Answer, Executed, ms, request_with, secs, until};
 use tokio::runtime::{Builder, Runtime};
-use tower_redlock::{ExecutionHandle, Redlock, RedlockBuilder, RestartGuard};
+use tower_redlock::{
+    ExecutionHandle, LockError, LockKey, NodeFailure, Redlock, RedlockBuilder, RestartGuard,
+};
 
 pub(crate) const LONGEST: Duration = secs(15);
 
@@ -16,6 +17,27 @@ pub(crate) const LONGEST: Duration = secs(15);
 pub(crate) fn builder(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
     let builder = Redlock::builder().urls(urls).node_timeout(ms(400));
     builder.restart_guard(RestartGuard::Off)
+}
+
+/// Why nodes gave no vote.
+#[track_caller]
+pub(crate) fn failures(refused: &LockError) -> &[NodeFailure] {
+    let LockError::Unavailable { nodes, .. } = refused else {
+        panic!("not unavailable: {refused:?}");
+    };
+    nodes
+}
+
+/// Waits until a key is granted, and releases it.
+pub(crate) async fn until_locked(redlock: &Redlock, key: impl Into<LockKey>) {
+    let key = key.into();
+    until("locked", LONGEST, || async {
+        match redlock.try_lock(&key).await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        }
+    })
+    .await;
 }
 
 pub(crate) fn many_threads() -> Runtime {
@@ -43,8 +65,7 @@ pub(crate) fn app_of(executed: &Executed) -> Router {
 }
 
 pub(crate) fn request(key: &str) -> Request {
-    let request = Request::post("/").header("idempotency-key", key);
-    request.body(Body::empty()).unwrap()
+    request_with("POST", "/", &[("idempotency-key", key)])
 }
 
 pub(crate) async fn pay(app: &Router, key: &str) -> Answer {

@@ -5,11 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use futures_util::future::join_all;
-use support::{Connection, Deadline, Proxy, RedisServer, Reply, ms, secs, until, until_all_up};
+use support::{
+    Connection, Deadline, Proxy, RedisServer, Reply, ms, secs, until_all_up, wait_until,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::patient::until_locked;
 use crate::wire::{BOTH, By, LONG_TTL, PATIENCE, builder};
 
 /// Answers `OK` to each command with which a connection introduces itself, and closes it after the last one.
@@ -47,10 +50,7 @@ async fn release_refused_by_a_busy_server_is_sent_again() {
         let refused = guard.release().await.expect_err("the server refuses");
         assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
         // More than one, and again and again.
-        let refused = redlock
-            .try_lock("refused")
-            .await
-            .expect_err("it does still");
+        let refused = redlock.try_lock("refused").await.unwrap_err();
         assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
         sleep(ms(400)).await;
         assert!(server.exists("redlock:{no replicas}"), "{by:?}");
@@ -87,17 +87,13 @@ fn keep_busy(server: &RedisServer) -> thread::JoinHandle<()> {
 }
 
 async fn wait_until_free(server: &RedisServer) {
-    let free = async {
-        while server
+    let is_free = || {
+        !server
             .keys("redlock:*")
             .iter()
             .any(|key| key.ends_with('}'))
-        {
-            sleep(ms(20)).await;
-        }
     };
-    let in_time = timeout(secs(10), free).await;
-    in_time.expect("the locks are given back");
+    wait_until("given back", secs(10), is_free).await;
 }
 
 #[tokio::test]
@@ -132,11 +128,9 @@ async fn idle_connection_closed_by_the_server_is_reopened_on_demand() {
     let redlock = builder(By::Url, &[server.url()]).build().unwrap();
     // Each connection loads all scripts.
     let scripts = || {
-        let Reply::Bulk(Some(memory)) = server.command(&["INFO", "memory"]) else {
-            panic!("INFO has an answer")
-        };
-        let memory = String::from_utf8(memory).unwrap();
-        let mut fields = memory.lines().filter_map(|line| line.split_once(':'));
+        let memory = server.command(&["INFO", "memory"]);
+        let lines = memory.as_str().unwrap().lines();
+        let mut fields = lines.filter_map(|line| line.split_once(':'));
         let count = fields.find(|(name, _)| *name == "number_of_cached_scripts");
         count.unwrap().1.parse::<u64>().unwrap()
     };
@@ -179,10 +173,7 @@ async fn server_that_refuses_scripts_is_not_sent_them_repeatedly() {
         assert!((1..=20).contains(&calls), "{by:?}: {calls} calls");
         // The release was not lost over it.
         server.command(&["ACL", "SETUSER", "default", "+script|load"]);
-        until(&format!("back after {by:?}"), secs(5), || async {
-            redlock.try_lock("k").await.is_ok()
-        })
-        .await;
+        until_locked(&redlock, "k").await;
     }
 }
 
@@ -199,10 +190,7 @@ async fn silent_idle_connection_is_replaced() {
         wire.black_hole();
         let deadline = Deadline::after(secs(20));
         while wire.connections() == opened {
-            assert!(
-                !deadline.is_over(),
-                "{by:?}: the idle connection is not checked"
-            );
+            assert!(!deadline.is_over(), "{by:?}: it is not checked");
             sleep(ms(50)).await;
         }
         wire.pass();

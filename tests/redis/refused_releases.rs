@@ -3,14 +3,14 @@
 use std::future::IntoFuture;
 
 use support::{
-    Cluster, Executed, Proxy, RedisServer, SlowReadiness, alone, assert_matches, ms, once, secs,
+    Cluster, Executed, Proxy, RedisServer, SlowReadiness, alone, lock_and_release, ms, once, secs,
     until, until_all_up, wait_until,
 };
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
-use tower_redlock::{LockError, Redlock};
+use tower_redlock::Redlock;
 
-use crate::patient::{LONGEST, app_of, builder, many_threads, name_of, request};
+use crate::patient::{LONGEST, app_of, builder, many_threads, name_of, request, until_locked};
 
 /// Servers that refuse every write, as with too few replicas.
 fn refuse_writes(server: &RedisServer, refuse: bool) {
@@ -74,42 +74,16 @@ fn refused_release_outlives_its_runtime() {
 /// A release that is refused is of its own owner: when it is accepted at last, the key may be another's.
 #[tokio::test]
 async fn refused_release_does_not_release_the_next_holder() {
-    let server = RedisServer::start();
-    let wire = Proxy::start(server.addr()).await;
-    let ours = builder([wire.url()]).ttl(secs(60)).build().unwrap();
+    let (server, wire, _ours) = refused().await;
     let theirs = builder([server.url()]).build().unwrap();
-    let guard = ours.lock("k").await.unwrap();
-    refuse_writes(&server, true);
-    assert!(guard.release().await.is_err());
     wire.cut();
-    server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    refuse_writes(&server, false);
     server.command(&["DEL", &name_of("k")]);
     let next = theirs.lock("k").await.unwrap();
     wire.pass();
     sleep(ms(800)).await;
     assert!(next.is_valid() && server.exists(&name_of("k")));
     next.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn full_server_extends_and_releases_locks_and_grants_none() {
-    let server = RedisServer::start();
-    for fencing in [true, false] {
-        for keys in [&["k"][..], &["k", "l"]] {
-            let redlock = builder([server.url()]).fencing(fencing).build().unwrap();
-            let guard = redlock.lock_all(keys.iter().copied()).await.unwrap();
-            server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-            guard.extend(secs(10)).await.unwrap();
-            let refused = redlock.try_lock("other").await.unwrap_err();
-            assert_matches!(refused, LockError::Unavailable { .. });
-            guard.release().await.unwrap();
-            for key in keys {
-                assert!(!server.exists(&name_of(key)), "{key} {fencing}");
-            }
-            server.command(&["CONFIG", "SET", "maxmemory", "0"]);
-            assert!(!server.exists(&name_of("other")));
-        }
-    }
 }
 
 /// A server that comes back without its memory has nothing to release, and is asked for locks.
@@ -128,13 +102,7 @@ async fn server_restarted_with_refused_releases_pending_grants_again() {
     sleep(ms(300)).await;
     server.kill();
     server.restart();
-    until("granted", LONGEST, || async {
-        match redlock.try_lock("k0").await {
-            Ok(guard) => guard.release().await.is_ok(),
-            Err(_) => false,
-        }
-    })
-    .await;
+    until_locked(&redlock, "k0").await;
     assert!(server.keys("redlock:{k*}").is_empty());
 }
 
@@ -147,7 +115,7 @@ async fn dropped_requests_beside_a_stopped_server_delay_neither_drain_nor_lane()
     // Far above the 300 ms after which requests leave: a busy machine is late to drop them.
     let redlock = builder(urls).ttl(secs(2)).node_timeout(ms(1_800));
     let redlock = redlock.build().unwrap();
-    redlock.lock("warm").await.unwrap().release().await.unwrap();
+    lock_and_release(&redlock, "warm").await;
     let executed = Executed::default();
     let layer = once(&redlock).at_most_once(true);
     wire.black_hole();
@@ -184,13 +152,7 @@ async fn hold_at_least_ends_in_time_at_servers_that_were_stopped() {
     let cluster = Cluster::start(3);
     let redlock = builder(cluster.urls()).ttl(secs(20)).build().unwrap();
     until_all_up(&redlock, LONGEST).await;
-    let held = |count: usize| {
-        let servers = cluster.servers.iter();
-        servers
-            .filter(|server| server.exists(&name_of("k")))
-            .count()
-            == count
-    };
+    let held = |count| cluster.holders(&name_of("k")) == count;
     let guard = redlock.lock("k").hold_at_least(secs(4)).await.unwrap();
     wait_until("held", LONGEST, || held(3)).await;
     cluster.servers.iter().for_each(RedisServer::stop);

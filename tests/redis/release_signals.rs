@@ -8,12 +8,14 @@ use support::{
     wait_until,
 };
 use tokio::runtime;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{Namespace, OwnerToken};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard, Retry};
+use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, Retry};
+
+use crate::patient;
 
 fn scripted(nodes: &ScriptedNodes) -> Redlock {
     polls_rarely(Redlock::builder().scripted(nodes))
@@ -21,20 +23,25 @@ fn scripted(nodes: &ScriptedNodes) -> Redlock {
         .unwrap()
 }
 
-fn over(cluster: &Cluster) -> RedlockBuilder {
-    Redlock::builder()
-        .urls(cluster.urls())
-        .node_timeout(ms(500))
-        .restart_guard(RestartGuard::Off)
-}
-
-#[tokio::test(start_paused = true)]
-async fn remote_waiter_is_notified_of_the_release() {
+/// A lock that a waiter of another process has listened for a second to be released.
+async fn held_and_waited_for() -> (ScriptedNodes, LockGuard, JoinHandle<Locked>) {
     let nodes = ScriptedNodes::new(3);
     let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
     let held = ours.lock("k").await.unwrap();
     let waiting = tokio::spawn(theirs.lock("k").wait(HOUR).into_future());
     sleep(secs(1)).await;
+    (nodes, held, waiting)
+}
+
+type Locked = Result<LockGuard, LockError>;
+
+fn over(cluster: &Cluster) -> RedlockBuilder {
+    patient::builder(cluster.urls())
+}
+
+#[tokio::test(start_paused = true)]
+async fn remote_waiter_is_notified_of_the_release() {
+    let (nodes, held, waiting) = held_and_waited_for().await;
     // The refused attempt, and one after it listens, for what it may have missed before.
     assert_eq!(nodes.sent(0, OpKind::Acquire), 1 + 2);
     sleep(secs(5)).await;
@@ -96,11 +103,7 @@ async fn silent_minority_does_not_delay_a_remote_waiter() {
 
 #[tokio::test(start_paused = true)]
 async fn split_votes_after_a_release_signal_are_retried_at_once() {
-    let nodes = ScriptedNodes::new(3);
-    let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
-    let held = ours.lock("k").await.unwrap();
-    let waiting = tokio::spawn(theirs.lock("k").wait(HOUR).into_future());
-    sleep(secs(1)).await;
+    let (nodes, held, waiting) = held_and_waited_for().await;
     nodes.set(2, Gate::Down);
     (0..2).for_each(|node| nodes.set_for(node, OpKind::Acquire, Gate::Slow(ROUND_TRIP)));
     held.release().await.unwrap();
@@ -229,14 +232,11 @@ async fn user_without_publish_and_subscribe_rights_locks_and_waits() {
     let cluster = Cluster::start(3);
     let rule = "on >PASSWORD resetchannels ~redlock:* +@all -publish -subscribe -pubsub|numsub";
     let words: Vec<&str> = rule.split(' ').collect();
-    for server in &cluster.servers {
-        server.command(&[&["ACL", "SETUSER", "mute"], &*words].concat());
-    }
+    cluster.command(&[&["ACL", "SETUSER", "mute"], &*words].concat());
     let as_mute = |url: String| url.replace("://", "://mute:PASSWORD@");
     let [ours, theirs] = [(); 2].map(|()| {
-        let builder = Redlock::builder().urls(cluster.urls().into_iter().map(as_mute));
-        let builder = builder.node_timeout(ms(500));
-        builder.restart_guard(RestartGuard::Off).build().unwrap()
+        let urls = cluster.urls().into_iter().map(as_mute);
+        patient::builder(urls).build().unwrap()
     });
     let held = ours.lock("k").await.unwrap();
     let waiting = tokio::spawn(theirs.lock("k").wait(PATIENCE).into_future());

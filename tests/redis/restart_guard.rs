@@ -4,40 +4,27 @@ use std::future::Future;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
 use axum::routing::post;
-use http::{Request, StatusCode};
-use http_body_util::BodyExt;
-use serde_json::Value;
+use http::StatusCode;
 use support::{
-    Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, not_run, secs, until,
+    Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, not_run, once, secs, send,
+    until,
 };
-use tower::ServiceExt;
 use tower_redlock::{
-    Health, IdempotencyLayer, LockError, LockGuard, NodeFailure, NodeHealth, NodeState, Redlock,
-    RedlockBuilder, RestartGuard, health_router, scope,
+    Health, LockError, LockGuard, NodeFailure, NodeHealth, NodeState, Redlock, RestartGuard,
+    health_router,
 };
 
-/// Short, so that the tests are; servers tell their uptime in whole seconds, so it takes one more.
-const TTL: Duration = secs(1);
-const WINDOW: Duration = secs(2);
+use crate::patient::{self, TTL, WINDOW, failures, guarded, pay};
+
+/// The window, and one more: servers tell their uptime in whole seconds.
 const LONGEST: Duration = secs(6);
 
 /// Servers that are one are asked again every five seconds; with the window, and time to spare.
 const TWINS_ASKED: Duration = secs(15);
 
-fn builder(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
-    let guard = RestartGuard::For(WINDOW);
-    let builder = Redlock::builder().urls(urls).ttl(TTL);
-    // Not what is tested: a busy machine may be slow.
-    let builder = builder.node_timeout(ms(300));
-    builder.restart_guard(guard)
-}
-
 fn redlock(cluster: &Cluster) -> Redlock {
-    builder(cluster.urls())
-        .build()
-        .expect("the settings are valid")
+    guarded(cluster.urls()).build().unwrap()
 }
 
 /// Waits until all nodes may vote.
@@ -79,13 +66,14 @@ async fn detected(refused: &LockError, guard: &LockGuard, theirs: &Redlock) {
     lock_and_release(theirs, "k").await;
 }
 
+fn is_out(node: &NodeHealth) -> bool {
+    matches!(node.state, NodeState::Quarantined { .. })
+}
+
 /// Returns how many nodes did not vote because they are quarantined.
 fn quarantined(refused: &LockError) -> usize {
-    let LockError::Unavailable { nodes, .. } = refused else {
-        panic!("not unavailable: {refused:?}");
-    };
     let is_quarantined = |node: &&NodeFailure| matches!(node, NodeFailure::Quarantined { .. });
-    nodes.iter().filter(is_quarantined).count()
+    failures(refused).iter().filter(is_quarantined).count()
 }
 
 #[tokio::test]
@@ -141,17 +129,12 @@ async fn health_router_goes_from_quarantined_to_ready_degraded_and_down() {
 async fn ready_until(health: &Router, readiness: &str, code: StatusCode) -> Vec<String> {
     let asking = async {
         loop {
-            let request = Request::get("/").body(Body::empty());
-            let request = request.expect("the request is valid");
-            let Ok(response) = health.clone().oneshot(request).await;
-            let status = response.status();
-            let body = response.into_body().collect().await;
-            let body = body.expect("the body is in memory").to_bytes();
-            let body: Value = serde_json::from_slice(&body).expect("it is JSON");
+            let answer = send(health, "GET", "/").await;
+            let body = answer.json();
             if body["status"] == readiness {
                 assert_eq!(
-                    (status, &body["quorum"]),
-                    (code, &Value::from(status == 200))
+                    (answer.status, &body["quorum"]),
+                    (code, &(code == 200).into())
                 );
                 return body;
             }
@@ -178,10 +161,8 @@ async fn restarted_node_is_quarantined_while_the_others_grant() {
     let state = redlock.health().await.nodes[0].state.clone();
     assert_matches!(state, NodeState::Quarantined { .. });
     lock_and_release(&redlock, "k").await;
-    assert!(
-        !cluster.servers[0].exists("redlock:{k}:fence"),
-        "it was asked for a vote"
-    );
+    let was_asked = cluster.servers[0].exists("redlock:{k}:fence");
+    assert!(!was_asked, "it was asked for a vote");
     admitted(&redlock).await;
 }
 
@@ -202,11 +183,8 @@ async fn majority_that_forgot_a_lock_grants_it_only_after_the_quarantine() {
     }
     // One client that saw the restart, and one that did not.
     let (fresh, mut asked) = (redlock(&cluster), 0);
-    let is_quarantined = |node: &&NodeHealth| matches!(node.state, NodeState::Quarantined { .. });
-    wait_until(&fresh, |health| {
-        health.nodes.iter().filter(is_quarantined).count() == 2
-    })
-    .await;
+    let two = |health: &Health| health.nodes.iter().filter(|node| is_out(node)).count() == 2;
+    wait_until(&fresh, two).await;
     while guard.is_valid() {
         let refused = fresh.try_lock("k").await;
         let refused = refused.expect_err("two hold the lock");
@@ -252,8 +230,7 @@ async fn flushed_majority_neither_grants_readers_nor_extends_them_on_open_connec
 async fn fencing_off_flushed_majority_is_detected_on_open_connections() {
     for keys in [&["k"][..], &["k", "l"]] {
         let cluster = Cluster::start(3);
-        let unfenced = || builder(cluster.urls()).fencing(false).build();
-        let unfenced = || unfenced().expect("the settings are valid");
+        let unfenced = || guarded(cluster.urls()).fencing(false).build().unwrap();
         let (ours, theirs) = (unfenced(), unfenced());
         admitted(&ours).await;
         admitted(&theirs).await;
@@ -268,26 +245,17 @@ async fn fencing_off_flushed_majority_is_detected_on_open_connections() {
 #[tokio::test]
 async fn restart_guard_off_flushed_majority_grants_the_lock_again() {
     let cluster = Cluster::start(3);
-    let off = || {
-        let builder = Redlock::builder().urls(cluster.urls());
-        builder.restart_guard(RestartGuard::Off).build().unwrap()
-    };
+    let off = || patient::builder(cluster.urls()).build().unwrap();
     let (ours, theirs) = (off(), off());
     assert_eq!(ours.health().await.up(), 3);
     let guard = ours.lock("k").await.unwrap();
-    for server in &cluster.servers {
-        // A majority is enough to hold it; the third may be asked a moment later.
-        while !server.exists("redlock:{k}") {
-            tokio::time::sleep(ms(5)).await;
-        }
-    }
+    // A majority is enough to hold it; the third may be asked a moment later.
+    wait_until(&ours, |_| cluster.holders("redlock:{k}") == 3).await;
     flush_majority(&cluster);
     let second = theirs.try_lock("k").await;
     assert!(second.is_ok(), "{second:?}");
-    assert!(
-        guard.is_valid(),
-        "two hold it: this is what the guard is for"
-    );
+    let two_hold_it = guard.is_valid();
+    assert!(two_hold_it, "this is what the guard is for");
 }
 
 #[tokio::test]
@@ -296,7 +264,7 @@ async fn replica_does_not_vote() {
     if cluster.servers[0].is_in_cluster_mode() {
         return not_run("a replica: REPLICAOF is not allowed in cluster mode");
     }
-    let redlock = builder(cluster.urls().into_iter().take(3)).build().unwrap();
+    let redlock = guarded(cluster.urls().into_iter().take(3)).build().unwrap();
     let master = cluster.servers[3].port().to_string();
     cluster.servers[0].command(&["REPLICAOF", "127.0.0.1", &master]);
     with_quorum(&redlock).await;
@@ -314,7 +282,7 @@ async fn promoted_replica_is_quarantined() {
     if cluster.servers[0].is_in_cluster_mode() {
         return not_run("a promoted replica: REPLICAOF is not allowed in cluster mode");
     }
-    let redlock = builder(cluster.urls().into_iter().take(3)).build().unwrap();
+    let redlock = guarded(cluster.urls().into_iter().take(3)).build().unwrap();
     admitted(&redlock).await;
     let server = &cluster.servers[0];
     cluster.servers[3].command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
@@ -323,8 +291,7 @@ async fn promoted_replica_is_quarantined() {
     // Until it has the other's data, and with it no generation of its own.
     let has_synced = || {
         let info = server.command(&["INFO", "replication"]);
-        info.as_str()
-            .is_some_and(|info| info.contains("master_link_status:up"))
+        info.as_str().unwrap().contains("master_link_status:up")
     };
     support::wait_until("synced", secs(15), has_synced).await;
     server.command(&["REPLICAOF", "NO", "ONE"]);
@@ -335,42 +302,6 @@ async fn promoted_replica_is_quarantined() {
     assert_matches!(state, NodeState::Quarantined { .. });
 }
 
-#[tokio::test]
-async fn server_under_two_addresses_votes_under_neither() {
-    let server = RedisServer::start();
-    let urls = [server.url(), server.url().replace("127.0.0.1", "localhost")];
-    let redlock = builder(urls).build().unwrap();
-    tokio::time::sleep(WINDOW + secs(2)).await;
-    let refused = loop {
-        // Until both addresses have been connected to.
-        let refused = redlock.try_lock("k").await.unwrap_err();
-        if quarantined(&refused) == 0 {
-            break refused;
-        }
-        tokio::time::sleep(ms(50)).await;
-    };
-    assert!(
-        refused.to_string().contains("are one server; list it once"),
-        "{refused}"
-    );
-    assert_eq!(redlock.health().await.up(), 0);
-}
-
-/// Also on first contact, when both addresses are met at once.
-#[tokio::test]
-async fn new_client_gets_no_lock_from_one_server_under_two_addresses() {
-    let server = RedisServer::start();
-    let aged = builder([server.url()]).build().unwrap();
-    with_quorum(&aged).await;
-    for i in 0..10 {
-        let twin = server.url().replace("127.0.0.1", "localhost");
-        let dead = format!("redis://127.0.0.1:{}", support::free_port());
-        let redlock = builder([server.url(), twin, dead]).build().unwrap();
-        let refused = redlock.try_lock(i.to_string()).await.unwrap_err();
-        assert_matches!(refused, LockError::Unavailable { .. });
-    }
-}
-
 /// As after a restart with its data, or with an old backup, that this client did not see.
 #[tokio::test]
 async fn generation_of_another_process_does_not_shorten_the_quarantine() {
@@ -378,10 +309,8 @@ async fn generation_of_another_process_does_not_shorten_the_quarantine() {
     admitted(&redlock(&cluster)).await;
     for server in &cluster.servers[..2] {
         let generation = server.command(&["GET", "redlock:generation"]);
-        let generation = generation.as_str().expect("there is one");
-        let (old, _) = generation
-            .rsplit_once(':')
-            .expect("it ends with the run id");
+        // It ends with the run id.
+        let (old, _) = generation.as_str().unwrap().rsplit_once(':').unwrap();
         server.command(&["SET", "redlock:generation", &format!("{old}:another")]);
     }
     let fresh = redlock(&cluster);
@@ -400,13 +329,7 @@ async fn server_reached_by_a_corrected_address_votes_again() {
     name.lead_to(cluster.servers[1].addr());
     within(TWINS_ASKED, up_in_the_end(&redlock, 3)).await;
     let guard = redlock.lock("k").await.unwrap();
-    let locks = || {
-        cluster
-            .servers
-            .iter()
-            .filter(|server| server.exists("redlock:{k}"))
-    };
-    wait_until(&redlock, |_| locks().count() == 3).await;
+    wait_until(&redlock, |_| cluster.holders("redlock:{k}") == 3).await;
     guard.release().await.unwrap();
 }
 
@@ -417,7 +340,7 @@ async fn server_votes_again_after_its_second_address_is_gone() {
     let (name, redlock) = with_twins(&cluster, 1).await;
     name.lead_to(([127, 0, 0, 1], support::free_port()).into());
     within(TWINS_ASKED, up_in_the_end(&redlock, 2)).await;
-    redlock.lock("k").await.unwrap().release().await.unwrap();
+    lock_and_release(&redlock, "k").await;
     // And not any more when it does.
     name.lead_to(cluster.servers[0].addr());
     within(TWINS_ASKED, twins(&redlock)).await;
@@ -430,7 +353,7 @@ async fn with_twins(cluster: &Cluster, other: usize) -> (Proxy, Redlock) {
     let server = &cluster.servers[0];
     let name = Proxy::start(server.addr()).await;
     let urls = [server.url(), name.url(), cluster.servers[other].url()];
-    let redlock = builder(urls).build().unwrap();
+    let redlock = guarded(urls).build().unwrap();
     twins(&redlock).await;
     (name, redlock)
 }
@@ -460,15 +383,12 @@ async fn within(limit: Duration, what: impl Future<Output = ()>) {
 async fn server_without_info_rights_does_not_vote_and_reports_the_reason() {
     let server = RedisServer::start();
     server.command(&["ACL", "SETUSER", "default", "-info"]);
-    let redlock = builder([server.url()]).build().unwrap();
-    let refused = redlock.try_lock("k").await.unwrap_err();
-    let refused = refused.to_string();
-    assert!(refused.contains("INFO was refused"), "{refused}");
-    assert!(refused.contains(&server.addr().to_string()), "{refused}");
-    assert!(
-        refused.contains("its user needs") && refused.contains("+info"),
-        "{refused}"
-    );
+    let redlock = guarded([server.url()]).build().unwrap();
+    let refused = redlock.try_lock("k").await.unwrap_err().to_string();
+    let addr = server.addr().to_string();
+    for said in ["INFO was refused", &addr, "its user needs", "+info"] {
+        assert!(refused.contains(said), "{said}: {refused}");
+    }
 }
 
 #[test]
@@ -490,16 +410,11 @@ async fn quarantined_node_is_still_asked_for_records() {
     let mut cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
     admitted(&redlock).await;
-    let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
-    let app = Router::new()
-        .route("/", post(async || "executed"))
-        .layer(layer);
+    let app = Router::new().route("/", post(async || "executed"));
+    let app = app.layer(once(&redlock));
     let pay = async |key: &str| {
-        let request = Request::post("/").header("idempotency-key", key);
-        let response = app.clone().oneshot(request.body(Body::empty()).unwrap());
-        let response = response.await.unwrap();
-        let replayed = response.headers().contains_key("idempotency-replayed");
-        (response.status(), replayed)
+        let answer = pay(&app, key).await;
+        (answer.status, answer.is_replayed())
     };
     assert_eq!(pay("a").await, (StatusCode::OK, false));
     let has_record = |server: &RedisServer| server.keys("*:done").len() == 1;
@@ -510,7 +425,6 @@ async fn quarantined_node_is_still_asked_for_records() {
         server.command(&["DEL", "redlock:generation"]);
     }
     assert_eq!(pay("b").await.0, StatusCode::SERVICE_UNAVAILABLE);
-    let is_out = |node: &NodeHealth| matches!(node.state, NodeState::Quarantined { .. });
     wait_until(&redlock, |health| health.nodes[..2].iter().all(is_out)).await;
     cluster.servers[2].kill();
     // What is on its way while such a node gets its new connection is lost, and is no answer.

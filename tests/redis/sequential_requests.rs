@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use axum::body::Body;
 use axum::error_handling::HandleErrorLayer;
-use axum::http::{HeaderMap, Method, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use axum::routing::any;
 use axum::{BoxError, Router, extract::Query};
 use bytes::Bytes;
@@ -12,13 +12,15 @@ use futures_util::stream;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use serde_json::Value;
-use support::http::{Client, listen};
+use support::http::{Client, serve};
 use support::{Cluster, ms, secs};
 use tokio::time::sleep;
 use tower::ServiceBuilder;
 use tower::timeout::TimeoutLayer;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_redlock::{Redlock, RedlockLayer, ReleaseAt, RestartGuard};
+use tower_redlock::{RedlockLayer, ReleaseAt};
+
+use crate::patient::builder;
 
 /// Requests for each form of response and moment of release: over a thousand for each moment.
 const REQUESTS: usize = 180;
@@ -46,9 +48,8 @@ async fn respond(Query(form): Query<Value>) -> Response<Body> {
             response.headers_mut().insert("content-length", 18.into());
         }
         Some("trailers") => {
-            response
-                .headers_mut()
-                .insert("trailer", "x-sum".parse().expect("it is a value"));
+            let trailer = HeaderValue::from_static("x-sum");
+            response.headers_mut().insert("trailer", trailer);
         }
         _ => {}
     }
@@ -56,13 +57,7 @@ async fn respond(Query(form): Query<Value>) -> Response<Body> {
 }
 
 async fn server(cluster: &Cluster, release_at: ReleaseAt) -> SocketAddr {
-    let redlock = Redlock::builder()
-        .urls(cluster.urls())
-        // Healthy nodes on a busy machine.
-        .node_timeout(ms(500))
-        .restart_guard(RestartGuard::Off)
-        .build()
-        .expect("the settings are valid");
+    let redlock = builder(cluster.urls()).build().unwrap();
     let layer = RedlockLayer::new(redlock, "the only key")
         .methods([Method::POST, Method::HEAD])
         .release_at(release_at);
@@ -82,26 +77,18 @@ async fn server(cluster: &Cluster, release_at: ReleaseAt) -> SocketAddr {
         .route_layer(layer)
         .route("/late", late)
         .route("/panicking", panicking);
-    let (listener, addr) = listen().await;
-    tokio::spawn(axum::serve(listener, app).into_future());
-    addr
+    serve(app).await.0
+}
+
+async fn two_clients(cluster: &Cluster, release_at: ReleaseAt) -> [Client; 2] {
+    let server = async || Client::connect(server(cluster, release_at).await).await;
+    [server().await, server().await]
 }
 
 async fn alternate(release_at: ReleaseAt) {
     let cluster = Cluster::start(3);
-    let mut clients = Vec::new();
-    for _ in 0..2 {
-        clients.push(Client::connect(server(&cluster, release_at).await).await);
-    }
-    for form in [
-        "sized",
-        "empty",
-        "chunked",
-        "trailers",
-        "declared",
-        "no-content",
-        "head",
-    ] {
+    let mut clients = two_clients(&cluster, release_at).await;
+    for form in "sized empty chunked trailers declared no-content head".split(' ') {
         let method = if form == "head" { "HEAD" } else { "POST" };
         let path = format!("/?form={form}");
         for i in 0..REQUESTS {
@@ -109,12 +96,9 @@ async fn alternate(release_at: ReleaseAt) {
             // TE: a client has to ask for trailers.
             let headers = [("te", "trailers")];
             let response = client.request(method, &path, &headers, b"").await;
-            assert!(
-                response.status < 300,
-                "{release_at:?}, {form}, request {i}: {} {}",
-                response.status,
-                response.text()
-            );
+            let (status, text) = (response.status, response.text());
+            let what = format!("{release_at:?}, {form}, request {i}");
+            assert!(status < 300, "{what}: {status} {text}");
         }
     }
 }
@@ -133,10 +117,7 @@ async fn sequential_client_is_never_refused_with_release_at_response_head() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sequential_client_is_never_refused_after_an_error_or_a_panic() {
     let cluster = Cluster::start(3);
-    let mut clients = Vec::new();
-    for _ in 0..2 {
-        clients.push(Client::connect(server(&cluster, ReleaseAt::BodyEnd).await).await);
-    }
+    let mut clients = two_clients(&cluster, ReleaseAt::BodyEnd).await;
     for (path, status) in [("/late", 504), ("/panicking", 500)] {
         for i in 0..REQUESTS {
             let response = clients[i % 2].request("POST", path, &[], b"").await;

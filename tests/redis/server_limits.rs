@@ -2,38 +2,31 @@
 
 use std::time::Duration;
 
-use support::{Cluster, Deadline, RedisServer, ms, secs, wait_until};
-use tower_redlock::{
-    FencingToken, LockError, NodeFailure, Redlock, RedlockBuilder, Released, RestartGuard,
-};
+use support::{Cluster, RedisServer, ms, secs, wait_until};
+use tower_redlock::{FencingToken, LockError, NodeFailure, Redlock, Released};
+
+use crate::patient::{builder, failures};
 
 /// With patience: a server that is late on a busy machine would give another reason than its limit.
-fn builder(cluster: &Cluster) -> RedlockBuilder {
-    Redlock::builder()
-        .urls(cluster.urls())
-        .node_timeout(ms(300))
-        .restart_guard(RestartGuard::Off)
-}
-
 fn redlock(cluster: &Cluster) -> Redlock {
-    builder(cluster).build().expect("the settings are valid")
+    builder(cluster.urls()).build().unwrap()
 }
 
 /// Takes a server's memory away, so that it refuses all that would need more.
 pub(crate) fn fill(server: &RedisServer) {
-    let info = server.command(&["INFO", "memory"]);
-    let used = info.as_str().and_then(|info| {
-        let line = info
-            .lines()
-            .find_map(|line| line.strip_prefix("used_memory:"));
-        line?.parse::<u64>().ok()
-    });
-    let used = used.expect("INFO tells the memory in use");
+    let used = used_memory(server);
     set(server, "maxmemory-policy", "noeviction");
     // Well below: what a connection takes comes and goes.
     set(server, "maxmemory", &(used / 2).to_string());
     let refused = server.command(&["SET", "more", "memory"]);
     assert!(format!("{refused:?}").contains("OOM"), "{refused:?}");
+}
+
+pub(crate) fn used_memory(server: &RedisServer) -> u64 {
+    let info = server.command(&["INFO", "memory"]);
+    let mut lines = info.as_str().unwrap().lines();
+    let used = lines.find_map(|line| line.strip_prefix("used_memory:"));
+    used.unwrap().parse().unwrap()
 }
 
 pub(crate) fn give_back(server: &RedisServer) {
@@ -54,10 +47,7 @@ fn expiries_set(cluster: &Cluster) -> u64 {
 
 /// Returns why nodes refused, in their own words.
 pub(crate) fn refusals(refused: &LockError) -> Vec<String> {
-    let LockError::Unavailable { nodes, .. } = refused else {
-        panic!("not unavailable: {refused:?}");
-    };
-    let words = nodes.iter().filter_map(|node| match node {
+    let words = failures(refused).iter().filter_map(|node| match node {
         NodeFailure::Refused { why, .. } => Some(why.to_string()),
         // Two refusals decide.
         NodeFailure::Unanswered { .. } => None,
@@ -66,29 +56,33 @@ pub(crate) fn refusals(refused: &LockError) -> Vec<String> {
     words.collect()
 }
 
+/// Checks that two nodes at least refused, and why.
+#[track_caller]
+fn assert_refused(refused: &LockError, why: &str) {
+    let words = refusals(refused);
+    let all = words.iter().all(|words| words.contains(why));
+    assert!(words.len() >= 2 && all, "{refused}");
+}
+
 #[tokio::test]
 async fn full_servers_renew_extend_and_release_held_locks_and_refuse_new_ones() {
     let cluster = Cluster::start(3);
     for fencing in [true, false] {
-        let builder = || {
-            let ttl = ms(1_500);
-            builder(&cluster).fencing(fencing).ttl(ttl)
-        };
-        let (ours, theirs) = (builder().build().unwrap(), builder().build().unwrap());
+        let [ours, theirs] = [(); 2].map(|()| {
+            let builder = builder(cluster.urls()).fencing(fencing);
+            builder.ttl(ms(1_500)).build().unwrap()
+        });
         let one = ours.lock("one").await.unwrap();
         let set = ours.lock_all(["two", "three"]).await.unwrap();
         let tokens = [one.fencing_token(), set.fencing_token()];
         // The third may be later than the two that decide.
-        cluster_holds(&cluster, 9).await;
+        let all = || cluster.lock_keys().len() == 9;
+        wait_until("on all", secs(5), all).await;
 
         cluster.servers.iter().for_each(fill);
         for keys in [&["new"][..], &["new", "newer"]] {
-            let refused = theirs.lock_all(keys.iter().copied()).await.unwrap_err();
-            let why = refusals(&refused);
-            assert!(
-                why.len() >= 2 && why.iter().all(|why| why.contains("OOM")),
-                "{refused}"
-            );
+            let refused = theirs.lock_all(keys.iter().copied()).await;
+            assert_refused(&refused.unwrap_err(), "OOM");
         }
         // What is held is known without memory, but for the plain command of a single lock without
         // a token, which asks for memory first.
@@ -122,15 +116,6 @@ async fn full_servers_renew_extend_and_release_held_locks_and_refuse_new_ones() 
         assert!(!fencing || all.fencing_token() > tokens[1]);
         drop((next, all));
         cluster.wait_until_free(secs(2)).await;
-    }
-}
-
-/// Waits until so many keys are locked on all servers together.
-async fn cluster_holds(cluster: &Cluster, keys: usize) {
-    let deadline = Deadline::after(secs(5));
-    while cluster.lock_keys().len() < keys {
-        assert!(!deadline.is_over(), "{:?}", cluster.lock_keys());
-        tokio::time::sleep(ms(5)).await;
     }
 }
 
@@ -174,13 +159,9 @@ async fn fencing_tokens_rise_to_the_largest_number_and_end_there() {
             plant(server, "k", start);
             plant(server, "l", start - 9);
         }
-        for rise in 1..=4 {
+        let sets = [&["k"][..], &["k", "l"]].into_iter().cycle();
+        for (rise, keys) in (1..=4).zip(sets) {
             // What one key learned holds for the sets that it is in, and the other way round.
-            let keys = if rise % 2 == 0 {
-                &["k", "l"][..]
-            } else {
-                &["k"]
-            };
             let guard = redlock.lock_all(keys.iter().copied()).await.unwrap();
             let token = guard.fencing_token().unwrap();
             assert_eq!(token.as_u64(), start + rise);
@@ -197,21 +178,15 @@ async fn fencing_tokens_rise_to_the_largest_number_and_end_there() {
         }
     }
     for keys in [&["k"][..], &["l"], &["k", "l"], &["fresh", "k"]] {
-        let refused = redlock.lock_all(keys.iter().copied()).await.unwrap_err();
-        let why = refusals(&refused);
-        assert!(
-            why.len() >= 2 && why.iter().all(|why| why.contains("largest value")),
-            "{keys:?}: {refused}"
-        );
+        let refused = redlock.lock_all(keys.iter().copied()).await;
+        assert_refused(&refused.unwrap_err(), "largest value");
     }
     // Nothing was left of those, and other keys are as before.
     cluster.wait_until_free(secs(1)).await;
     let fresh = redlock.lock_all(["fresh", "fresher"]).await.unwrap();
     assert!(fresh.fencing_token().unwrap().as_u64() < 2_763_659_999_000_001);
     // The error says what to do about it.
-    for server in &cluster.servers {
-        server.command(&["DEL", "redlock:{k}:fence"]);
-    }
+    cluster.command(&["DEL", "redlock:{k}:fence"]);
     assert!(redlock.try_lock("k").await.is_ok());
 }
 

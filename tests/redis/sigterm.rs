@@ -10,10 +10,8 @@ use support::{ChildProcess, Cluster, example_path, free_port, ms, secs};
 const PATIENCE: Duration = secs(20);
 
 fn start(example: &str, cluster: &Cluster, grace_ms: &str) -> (ChildProcess, SocketAddr) {
-    let (listen, urls) = (
-        format!("127.0.0.1:{}", free_port()),
-        cluster.urls().join(","),
-    );
+    let listen = format!("127.0.0.1:{}", free_port());
+    let urls = cluster.urls().join(",");
     let envs = [
         ("LISTEN", listen.as_str()),
         ("REDLOCK_URLS", urls.as_str()),
@@ -25,6 +23,14 @@ fn start(example: &str, cluster: &Cluster, grace_ms: &str) -> (ChildProcess, Soc
     let server = ChildProcess::start(example_path(example), &[], &envs);
     server.wait_for_line("istening on http://", PATIENCE);
     (server, listen.parse().expect("it is an address"))
+}
+
+#[track_caller]
+fn ends_and_says(server: &mut ChildProcess, what: &str) {
+    let status = server.wait(PATIENCE);
+    assert!(status.success(), "{status}: {}", server.stderr());
+    let said = server.stdout();
+    assert!(said.contains(what), "{said}");
 }
 
 #[tokio::test]
@@ -46,13 +52,7 @@ async fn sigterm_lets_requests_in_flight_finish_and_leaves_no_lock() {
         let response = job.await.unwrap();
         assert_eq!((response.status, response.text().as_str()), (200, "done\n"));
     }
-    let status = server.wait(PATIENCE);
-    assert!(status.success(), "{status}: {}", server.stderr());
-    assert!(
-        server.stdout().contains("drained: nothing left"),
-        "{}",
-        server.stdout()
-    );
+    ends_and_says(&mut server, "drained: nothing left");
     assert_eq!(cluster.lock_keys(), [""; 0]);
 }
 
@@ -63,20 +63,15 @@ async fn sigterm_reports_a_handler_that_does_not_end_and_keeps_its_lock() {
     let job = tokio::spawn(async move {
         // The process ends under it.
         let mut client = support::http::Client::connect(addr).await;
-        client
-            .try_request("POST", "/jobs/7?ms=60000", &[], b"")
-            .await
+        let path = "/jobs/7?ms=60000";
+        client.try_request("POST", path, &[], b"").await
     });
     tokio::time::sleep(ms(300)).await;
     assert_eq!(cluster.lock_keys().len(), 3);
     server.signal(Signal::SIGTERM);
-    let status = server.wait(PATIENCE);
-    assert!(status.success(), "{status}: {}", server.stderr());
+    ends_and_says(&mut server, "drained: still held");
     let said = server.stdout();
-    assert!(
-        said.contains("drained: still held") && said.contains("3:job,1:7,"),
-        "{said}"
-    );
+    assert!(said.contains("3:job,1:7,"), "{said}");
     // Not released under its holder: it ends by its ttl.
     assert_eq!(cluster.lock_keys().len(), 3);
     assert!(job.await.unwrap().is_err());
@@ -100,13 +95,7 @@ async fn sigterm_stops_the_quickstart_cleanly() {
     };
     server.signal(Signal::SIGTERM);
     assert_eq!(withdrawal.await.unwrap().status, 200);
-    let status = server.wait(PATIENCE);
-    assert!(status.success(), "{status}: {}", server.stderr());
-    assert!(
-        server.stdout().contains("1 released, 0 still held"),
-        "{}",
-        server.stdout()
-    );
+    ends_and_says(&mut server, "1 released, 0 still held");
     assert_eq!(cluster.lock_keys(), [""; 0]);
 }
 
@@ -116,8 +105,6 @@ async fn sigterm_right_after_the_first_line_shuts_down() {
     for example in ["quickstart", "graceful_shutdown"] {
         let (mut server, _) = start(example, &cluster, "300");
         server.signal(Signal::SIGTERM);
-        let status = server.wait(PATIENCE);
-        assert!(status.success(), "{example}, {status}: {}", server.stderr());
-        assert!(server.stdout().contains("drained: "), "{example}");
+        ends_and_says(&mut server, "drained: ");
     }
 }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use support::{Cluster, assert_matches, ms, secs};
 use tokio::time::{Instant, sleep};
-use tower_redlock::{LockError, Redlock, RestartGuard, Retry};
+use tower_redlock::{LockError, Retry};
 
 use crate::judge::{Judge, ROLE, Witness, urls};
+use crate::patient;
 
 const SLOTS: usize = 5;
 const CLIENTS: usize = 100;
@@ -18,12 +19,7 @@ const HOLD: Duration = ms(100);
 #[ignore = "it is a client process of the test below, which starts and ends it"]
 async fn clients() {
     let name = std::env::var(ROLE).unwrap();
-    let redlock = Redlock::builder()
-        .urls(urls())
-        .restart_guard(RestartGuard::Off)
-        .node_timeout(ms(500))
-        .build()
-        .unwrap();
+    let redlock = patient::builder(urls()).build().unwrap();
     let clients: Vec<_> = (0..CLIENTS)
         .map(|number| {
             let (redlock, name) = (redlock.clone(), format!("{name}-{number}"));
@@ -91,13 +87,7 @@ async fn two_hundred_clients_of_two_processes_use_five_slots_and_never_six() {
 #[tokio::test]
 async fn a_free_slot_is_found_with_two_requests_to_each_node() {
     let cluster = Cluster::start(3);
-    let builder = || {
-        Redlock::builder()
-            .urls(cluster.urls())
-            .restart_guard(RestartGuard::Off)
-    };
-    let holder = builder().build().unwrap();
-    let other = builder().build().unwrap();
+    let [holder, other] = [(); 2].map(|()| patient::builder(cluster.urls()).build().unwrap());
     let mut held = Vec::new();
     for _ in 0..SLOTS - 1 {
         held.push(holder.try_lock("hall").slots(SLOTS).await.unwrap());
@@ -127,12 +117,7 @@ async fn a_free_slot_is_found_with_two_requests_to_each_node() {
 async fn the_only_free_slot_is_found_whatever_its_number() {
     const ALL: usize = 64;
     let cluster = Cluster::start(1);
-    let builder = || {
-        let builder = Redlock::builder().urls(cluster.urls());
-        let builder = builder.node_timeout(ms(800));
-        builder.restart_guard(RestartGuard::Off).build().unwrap()
-    };
-    let (holder, other) = (builder(), builder());
+    let [holder, other] = [(); 2].map(|()| patient::builder(cluster.urls()).build().unwrap());
     let mut held = Vec::new();
     for _ in 0..ALL {
         held.push(holder.try_lock("hall").slots(ALL).await.unwrap());
@@ -155,16 +140,11 @@ async fn the_only_free_slot_is_found_whatever_its_number() {
 async fn a_waiter_for_a_slot_is_woken_after_one_for_a_key_that_looks_like_it_has_gone() {
     let cluster = Cluster::start(3);
     let hour = secs(3_600);
-    let builder = || {
-        let builder = Redlock::builder()
-            .urls(cluster.urls())
-            .restart_guard(RestartGuard::Off);
-        let builder = builder
-            .node_timeout(ms(500))
-            .retry(Retry::default().poll_interval(hour));
-        builder.ttl(secs(60)).build().unwrap()
-    };
-    let (holder, waiter) = (builder(), builder());
+    let [holder, waiter] = [(); 2].map(|()| {
+        let builder = patient::builder(cluster.urls()).ttl(secs(60));
+        let builder = builder.retry(Retry::default().poll_interval(hour));
+        builder.build().unwrap()
+    });
     let slot = holder.lock("k").slots(1).await.unwrap();
     let key = holder.lock(("k", "slot")).await.unwrap();
     let waiting = waiter.lock("k").slots(1).wait(secs(30));

@@ -3,23 +3,21 @@
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::http::Request;
 use axum::routing::post;
 use futures_util::future::join_all;
 use support::{
-    RedisServer, free_port, ms, not_run, secs, use_every_connection, wait_until, why_unreachable,
+    RedisServer, ms, not_run, once, secs, use_every_connection, wait_until, why_unreachable,
 };
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, timeout};
-use tower::ServiceExt;
+use tower_redlock::RedlockBuilder;
 use tower_redlock::deadpool_redis::{Config, ConnectionAddr, ConnectionInfo, PoolConfig};
-use tower_redlock::{IdempotencyLayer, Redlock, RedlockBuilder, RestartGuard, scope};
+
+use crate::patient::{self, pay};
 
 fn builder() -> RedlockBuilder {
-    let builder = Redlock::builder().node_timeout(ms(500));
-    builder.restart_guard(RestartGuard::Off)
+    patient::builder([])
 }
 
 #[tokio::test]
@@ -38,16 +36,8 @@ async fn database_and_user_of_a_url_are_used() {
     if server.is_in_cluster_mode() {
         return not_run("another database: there is only one in cluster mode");
     }
-    server.command(&[
-        "ACL",
-        "SETUSER",
-        "app",
-        "on",
-        ">PASSWORD",
-        "~*",
-        "&*",
-        "+@all",
-    ]);
+    let user = "ACL SETUSER app on >PASSWORD ~* &* +@all";
+    server.command(&user.split(' ').collect::<Vec<_>>());
     server.command(&["ACL", "SETUSER", "default", "off"]);
     let url = server.url().replace("://", "://app:PASSWORD@") + "/3";
     let redlock = builder().url(&url).build().unwrap();
@@ -104,9 +94,8 @@ fn pool_config_is_checked_when_it_is_built() {
     ] {
         let refused = builder().pool_config(config).build().unwrap_err();
         let refused = refused.to_string();
-        assert!(refused.contains("pool_config"), "{refused}");
-        assert!(refused.contains(why), "{refused}");
-        assert!(!refused.contains("hunter2"), "{refused}");
+        let is_told = refused.contains("pool_config") && refused.contains(why);
+        assert!(is_told && !refused.contains("hunter2"), "{refused}");
     }
     let twice = builder().url("redis://10.0.0.1").pool_config(config());
     assert!(!format!("{twice:?}").contains("hunter2"));
@@ -117,11 +106,11 @@ fn pool_config_is_checked_when_it_is_built() {
 #[test]
 fn certificates_cannot_be_left_unverified() {
     let refused = builder().url("rediss://10.0.0.1/#insecure").build();
-    let refused = refused.unwrap_err().to_string();
-    assert!(
-        refused.contains("certificates are always verified"),
-        "{refused}"
+    let (refused, why) = (
+        refused.unwrap_err().to_string(),
+        "certificates are always verified",
     );
+    assert!(refused.contains(why), "{refused}");
 }
 
 #[tokio::test]
@@ -136,17 +125,14 @@ async fn server_that_closes_during_the_handshake_is_unreachable() {
             });
         }
     });
-    for url in [
-        format!("redis://{addr}"),
-        format!("redis://:PASSWORD@{addr}"),
-        format!("rediss://{addr}"),
+    let closed = "the server closed the connection";
+    for (scheme, expected) in [
+        ("redis://", closed),
+        ("redis://:PASSWORD@", closed),
+        ("rediss://", "TLS handshake failed: tls handshake eof"),
     ] {
+        let url = format!("{scheme}{addr}");
         let why = why_unreachable(builder().url(&url)).await;
-        let is_tls = url.starts_with("rediss");
-        let expected = match is_tls {
-            true => "TLS handshake failed: tls handshake eof",
-            false => "the server closed the connection",
-        };
         assert!(why.contains(expected), "{url}: {why}");
     }
 }
@@ -159,23 +145,10 @@ async fn server_that_accepts_and_says_nothing_is_given_up_after_the_connect_time
         let builder = builder().url(format!("{scheme}{addr}"));
         let began = Instant::now();
         let why = why_unreachable(builder.connect_timeout(SOON)).await;
-        assert!(
-            why.contains(&format!("no connection within {SOON:?}")),
-            "{why}"
-        );
-        assert!(
-            began.elapsed() < PATIENCE,
-            "{scheme}: {:?}",
-            began.elapsed()
-        );
+        let (took, expected) = (began.elapsed(), format!("no connection within {SOON:?}"));
+        assert!(why.contains(&expected), "{why}");
+        assert!(took < PATIENCE, "{scheme}: {took:?}");
     }
-}
-
-#[tokio::test]
-async fn port_where_nothing_listens_is_named() {
-    let url = format!("rediss://127.0.0.1:{}", free_port());
-    let why = why_unreachable(builder().url(url)).await;
-    assert!(why.contains("Connection refused"), "{why}");
 }
 
 /// Connections that read records are kept for a while, and as many as the pool may have.
@@ -185,25 +158,20 @@ async fn connections_that_read_records_are_counted_and_closed_when_idle() {
     let mut config = Config::from_url(server.url());
     config.pool = Some(PoolConfig::new(2));
     let redlock = builder().pool_config(config).build().unwrap();
-    let layer = IdempotencyLayer::new(redlock, scope::public());
     let app = Router::new().route("/", post(async || "x".repeat(20_000)));
-    let app = app.route_layer(layer);
+    let app = app.route_layer(once(&redlock));
     for is_replay in [false, true] {
-        let pay = |key| {
-            let request = Request::post("/").header("idempotency-key", format!("key-{key}"));
-            app.clone().oneshot(request.body(Body::empty()).unwrap())
-        };
-        for response in join_all((0..8).map(pay)).await {
-            let headers = response.unwrap().headers().clone();
-            assert_eq!(headers.contains_key("idempotency-replayed"), is_replay);
+        let app = &app;
+        let pay = async |key: usize| pay(app, &format!("key-{key}")).await;
+        for answer in join_all((0..8).map(pay)).await {
+            assert_eq!(answer.is_replayed(), is_replay);
         }
     }
     let readers = || {
         let clients = server.command(&["CLIENT", "LIST"]);
         let clients = clients.as_str().unwrap().lines();
-        clients
-            .filter(|client| client.contains(" cmd=get "))
-            .count()
+        let readers = clients.filter(|client| client.contains(" cmd=get "));
+        readers.count()
     };
     assert_eq!(readers(), 2);
     sleep(secs(5)).await;

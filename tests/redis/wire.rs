@@ -30,11 +30,7 @@ impl By {
     pub(crate) fn name(self, builder: RedlockBuilder, url: &String) -> RedlockBuilder {
         match self {
             Self::Url => builder.url(url),
-            Self::Pool => builder.pool(
-                Config::from_url(url)
-                    .create_pool(None)
-                    .expect("a URL is enough"),
-            ),
+            Self::Pool => builder.pool(Config::from_url(url).create_pool(None).unwrap()),
         }
     }
 }

@@ -14,7 +14,7 @@ use support::{
     Cluster, Connection, Deadline, MonitorLog, RedisServer, Reply, ms, secs, until_all_up,
 };
 use tokio::time::{Instant, sleep, timeout};
-use tower_redlock::{LockError, LockRequest, Redlock};
+use tower_redlock::{LockError, LockRequest, Redlock, RedlockBuilder};
 
 use crate::wire::{BOTH, By, LONG_TTL, PATIENCE, SHORT_TTL, builder};
 
@@ -46,6 +46,12 @@ async fn lock(redlock: &Redlock, key: String, fate: Fate) {
             drop(timeout(patience, redlock.try_lock(key)).await);
         }
     }
+}
+
+async fn connected(builder: RedlockBuilder) -> Redlock {
+    let redlock = builder.build().unwrap();
+    until_all_up(&redlock, PATIENCE).await;
+    redlock
 }
 
 /// Asks for many locks side by side.
@@ -112,12 +118,9 @@ fn assert_in_order(log: &MonitorLog) -> usize {
     for commands in &acquired {
         assert!(commands.contains(&false), "never released");
     }
-    println!(
-        "{} owners seen, {} of them acquired and then released",
-        owners.len(),
-        acquired.len()
-    );
-    acquired.len()
+    let (seen, count) = (owners.len(), acquired.len());
+    println!("{seen} owners seen, {count} of them acquired and then released");
+    count
 }
 
 #[tokio::test]
@@ -125,9 +128,7 @@ async fn release_follows_its_acquisition_to_a_late_node() {
     for (fencing, by) in [(true, By::Url), (false, By::Url), (true, By::Pool)] {
         let cluster = Cluster::start(3);
         let (proxy, urls) = cluster.behind_proxy(0).await;
-        let redlock = builder(by, &urls).ttl(LONG_TTL).fencing(fencing);
-        let redlock = redlock.build().unwrap();
-        until_all_up(&redlock, PATIENCE).await;
+        let redlock = connected(builder(by, &urls).ttl(LONG_TTL).fencing(fencing)).await;
         let log = MonitorLog::start(&cluster.servers[0]);
         for number in 0..12 {
             if number % 2 == 0 {
@@ -148,8 +149,7 @@ async fn release_follows_its_acquisition_to_a_late_node() {
 async fn release_follows_its_acquisition_to_a_paused_node() {
     for by in BOTH {
         let cluster = Cluster::start(3);
-        let redlock = builder(by, &cluster.urls()).ttl(LONG_TTL).build().unwrap();
-        until_all_up(&redlock, PATIENCE).await;
+        let redlock = connected(builder(by, &cluster.urls()).ttl(LONG_TTL)).await;
         let log = MonitorLog::start(&cluster.servers[0]);
         // Shorter than the node timeout, longer, and until the connection is about to be replaced.
         for (number, pause) in [20, 80, 130, 300, 600, 900].into_iter().enumerate() {
@@ -171,8 +171,7 @@ async fn release_follows_its_repeated_acquisition_to_a_node_with_flushed_scripts
     for by in BOTH {
         let cluster = Cluster::start(3);
         let (proxy, urls) = cluster.behind_proxy(0).await;
-        let redlock = builder(by, &urls).ttl(SHORT_TTL).build().unwrap();
-        until_all_up(&redlock, PATIENCE).await;
+        let redlock = connected(builder(by, &urls).ttl(SHORT_TTL)).await;
         let log = MonitorLog::start(&cluster.servers[0]);
         let disturber = Disturber::start(&cluster.servers[0], &["SCRIPT", "FLUSH"]);
         for number in 0..40 {
@@ -183,8 +182,8 @@ async fn release_follows_its_repeated_acquisition_to_a_node_with_flushed_scripts
         }
         disturber.finish();
         cluster.wait_until_free(secs(3)).await;
-        let repeated = by_owner(&log);
-        let repeated = repeated
+        let owners = by_owner(&log);
+        let repeated = owners
             .values()
             .filter(|sent| sent.starts_with(&[true, true]));
         println!("{by:?}: {} acquisitions were repeated", repeated.count());
@@ -196,8 +195,7 @@ async fn release_follows_its_repeated_acquisition_to_a_node_with_flushed_scripts
 async fn unsent_acquisition_is_not_released() {
     for by in BOTH {
         let cluster = Cluster::start(3);
-        let redlock = builder(by, &cluster.urls()).ttl(LONG_TTL).build().unwrap();
-        until_all_up(&redlock, PATIENCE).await;
+        let redlock = connected(builder(by, &cluster.urls()).ttl(LONG_TTL)).await;
         let log = MonitorLog::start(&cluster.servers[0]);
         // More pipelines than may be on the wire, to a server that answers none, and not for long enough to be
         // given up.
@@ -264,10 +262,8 @@ fn look(connection: &mut Connection, seen: &mut BTreeMap<(String, String), (Inst
         let left = call(&["PTTL", name]).as_int();
         let left = left.expect("PTTL answers a number");
         let longest = i64::try_from(SHORT_TTL.as_millis()).expect("it is short");
-        assert!(
-            left == -2 || (0..=longest).contains(&left),
-            "{name}: {left}"
-        );
+        let ends = left == -2 || (0..=longest).contains(&left);
+        assert!(ends, "{name}: {left}");
         if let Some(owner) = owner.as_str() {
             let now = Instant::now();
             let entry = seen.entry((name.to_owned(), owner.to_owned()));
@@ -317,9 +313,7 @@ async fn load(redlock: Redlock, task: usize, deadline: Deadline) -> Tally {
 /// Disturbs all servers under load; afterwards no lock is left and all can be had.
 async fn locks_survive(by: By, command: &'static [&'static str]) {
     let cluster = Cluster::start(3);
-    let redlock = builder(by, &cluster.urls()).ttl(SHORT_TTL);
-    let redlock = redlock.build().expect("the settings are valid");
-    until_all_up(&redlock, PATIENCE).await;
+    let redlock = connected(builder(by, &cluster.urls()).ttl(SHORT_TTL)).await;
 
     let servers = cluster.servers.iter();
     let disturbers: Vec<_> = servers
