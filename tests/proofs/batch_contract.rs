@@ -56,18 +56,13 @@ fn send_batch(node: &mut ScriptNode, commands: &[Command], known: Option<&str>) 
         Ok(whole) => whole,
         Err(error) => return vec![Err(error); commands.len()],
     };
-    if let Some(parts) = whole
-        .as_array()
-        .filter(|parts| parts.len() == commands.len())
-    {
-        let answers = commands
-            .iter()
-            .zip(parts)
-            .map(|(command, part)| match part {
-                support::Reply::Error(error) => Err(error.clone()),
-                part => Ok(decode(&command.op, part)),
-            });
-        return answers.collect();
+    let parts = whole.as_array();
+    if let Some(parts) = parts.filter(|parts| parts.len() == commands.len()) {
+        let answer = |(command, part): (&Command, &support::Reply)| match part {
+            support::Reply::Error(error) => Err(error.clone()),
+            part => Ok(decode(&command.op, part)),
+        };
+        return commands.iter().zip(parts).map(answer).collect();
     }
     let is_as_asked = whole.as_int() == Some(1);
     let answers = commands.iter().map(|command| match &command.op {
@@ -146,17 +141,15 @@ impl Nodes {
         self.call(&["SET", &text(&names[0].lock), "shared", "NX", "PX", &millis]);
         let command = Command {
             names,
-            owner: owner(0),
-            op: Op::Shared(SharedOp::Acquire { ttl }),
+            ..command(&[key], 0, Op::Shared(SharedOp::Acquire { ttl }))
         };
         let granted = self.alone.store.apply(&command, self.alone.now());
         assert_eq!(granted, Reply::Granted(0), "{key} is free");
     }
 
     fn is_free(&self, key: &str) -> bool {
-        self.alone
-            .store
-            .is_free(&names(&[key])[0], self.alone.now())
+        let now = self.alone.now();
+        self.alone.store.is_free(&names(&[key])[0], now)
     }
 
     fn pass(&mut self, time: Duration) {
@@ -266,17 +259,15 @@ impl Nodes {
 
 fn key_of(command: &Command) -> String {
     let lock = text(&command.names[0].lock);
-    lock.trim_start_matches("redlock:{")
-        .trim_end_matches('}')
-        .to_owned()
+    let key = lock.trim_start_matches("redlock:{");
+    key.trim_end_matches('}').to_owned()
 }
 
 /// Returns what distinguishes errors for a client; the words around it name scripts and lines.
 #[track_caller]
 fn code_of(error: &str) -> &'static str {
-    let code = ["WRONGTYPE", "OOM"]
-        .into_iter()
-        .find(|code| error.contains(code));
+    let mut codes = ["WRONGTYPE", "OOM"].into_iter();
+    let code = codes.find(|code| error.contains(code));
     code.unwrap_or_else(|| panic!("an error of no kind that was provoked: {error}"))
 }
 
@@ -291,10 +282,8 @@ fn contents(node: &mut ScriptNode) -> Contents {
         };
         let value = value.as_array().unwrap().iter();
         let value = value.map(|part| part.as_str().unwrap().to_owned());
-        (
-            name.as_str().unwrap().to_owned(),
-            (value.collect(), left.as_int().unwrap()),
-        )
+        let held = (value.collect(), left.as_int().unwrap());
+        (name.as_str().unwrap().to_owned(), held)
     });
     entries.collect()
 }
@@ -341,9 +330,13 @@ impl Chooser {
         STEP * u32::try_from(least + self.random.below(count)).unwrap()
     }
 
+    fn last(&self, key: &str) -> u64 {
+        self.numbers.get(key).copied().unwrap_or(self.base)
+    }
+
     /// Returns a number around the last one of the key, and now and then another one.
     fn number(&mut self, key: &str) -> u64 {
-        let last = self.numbers.get(key).copied().unwrap_or(self.base);
+        let last = self.last(key);
         match self.random.below(24) {
             0 => 0,
             1 => self.random.below(10_000),
@@ -360,10 +353,9 @@ impl Chooser {
         let mut commands = Vec::new();
         for key in self.keys() {
             let holder = nodes.holder(&key);
-            let succeeds = if kind < 4 {
-                nodes.is_free(&key)
-            } else {
-                holder.is_some()
+            let succeeds = match kind {
+                0..4 => nodes.is_free(&key),
+                _ => holder.is_some(),
             };
             if is_tame && (nodes.foreign.contains(&key) || !succeeds) {
                 continue;
@@ -372,21 +364,14 @@ impl Chooser {
             // Half of the locks are asked for by their owner.
             let is_own = is_tame || self.random.is_one_in(2);
             let owner = holder.filter(|_| is_own).unwrap_or(any);
-            let number = if is_tame {
+            let number = match is_tame {
                 // Above the others that this test asks for.
-                let last = self.numbers.get(&key).copied().unwrap_or(self.base);
-                (last + 1_001).min(FencingToken::MAX.as_u64())
-            } else {
-                self.number(&key)
+                true => (self.last(&key) + 1_001).min(FencingToken::MAX.as_u64()),
+                false => self.number(&key),
             };
             let op = match kind {
-                0..3 => Op::Acquire {
-                    proposal: Some(number),
-                    ttl,
-                    retention,
-                },
-                3 => Op::Acquire {
-                    proposal: None,
+                0..4 => Op::Acquire {
+                    proposal: (kind < 3).then_some(number),
                     ttl,
                     retention,
                 },
@@ -457,10 +442,8 @@ fn compare(seed: u64, base: u64) {
             1 => {
                 let key = chooser.key();
                 let is_lock = chooser.random.is_one_in(2);
-                let kinds: &[_] = match is_lock {
-                    true => &["list", "hash", "string"],
-                    false => &["list", "hash", "string", "empty", "number"],
-                };
+                let kinds = ["list", "hash", "string", "empty", "number"];
+                let kinds = if is_lock { &kinds[..3] } else { &kinds };
                 let kind = chooser.random.one_of(kinds);
                 nodes.put_foreign(&key, is_lock, kind);
             }
@@ -504,35 +487,19 @@ fn compare(seed: u64, base: u64) {
             "granted without a fence",
             "confirmed",
         ];
-        if kinds.len() == 1 && as_asked.iter().any(|kind| kinds.contains(kind)) {
-            whole += 1;
-        }
+        let is_whole = kinds.len() == 1 && as_asked.iter().any(|kind| kinds.contains(kind));
+        whole += usize::from(is_whole);
         for kind in kinds {
             *seen.entry(kind).or_insert(0) += 1;
         }
     }
     println!("seed {seed}: {whole} batches were answered as asked; batches by answer: {seen:?}");
     assert!(whole >= 10, "{whole}");
-    let least = [
-        "granted as proposed",
-        "granted another number",
-        "granted without a fence",
-        "held",
-        "held by readers",
-        "overflow",
-        "amnesia",
-        "confirmed",
-        "beyond the token",
-        "lost",
-        "released",
-        "WRONGTYPE",
-        "OOM",
-    ];
-    let missing: Vec<_> = least
-        .iter()
-        .filter(|kind| !seen.contains_key(*kind))
-        .collect();
-    assert!(missing.is_empty(), "never seen: {missing:?}");
+    let least = "granted as proposed, granted another number, granted without a fence, held, held by readers, \
+                 overflow, amnesia, confirmed, beyond the token, lost, released, WRONGTYPE, OOM";
+    for kind in least.split(", ") {
+        assert!(seen.contains_key(kind), "never seen: {kind}");
+    }
 }
 
 #[test]
@@ -559,22 +526,8 @@ fn batches_at_the_largest_numbers_match_the_scripts_for_one_key() {
 #[test]
 fn fence_keys_that_hold_other_numbers_are_not_overwritten() {
     let mut nodes = Nodes::new();
-    let foreign = [
-        "42",
-        "-42",
-        "1763659999",
-        "1763659999.00001",
-        "1e15",
-        "0x1234",
-        "nan",
-        "inf",
-        " 42",
-        "1763659999000003",
-        "42\n",
-        "",
-        " ",
-        "42 ours",
-    ];
+    let numbers = "42,-42,1763659999,1763659999.00001,1e15,0x1234,nan,inf, 42,1763659999000003,42\n,, ,42 ours";
+    let foreign: Vec<_> = numbers.split(',').collect();
     for acquires in [true, false] {
         nodes.forget();
         let mut commands = Vec::new();
@@ -586,13 +539,8 @@ fn fence_keys_that_hold_other_numbers_are_not_overwritten() {
             let op = if acquires {
                 acquire(1_763_659_999_000_009, STEP)
             } else {
-                nodes.call(&[
-                    "SET",
-                    &text(&name[0].lock),
-                    &owner(1).to_value(),
-                    "PX",
-                    "100000",
-                ]);
+                let (lock, ours) = (text(&name[0].lock), owner(1).to_value());
+                nodes.call(&["SET", &lock, &ours, "PX", "100000"]);
                 confirm(1_763_659_999_000_009, STEP)
             };
             commands.push(command(&[&key], 1, op));
@@ -649,10 +597,8 @@ fn release_batch_notifies_the_subscribers_of_each_lock() {
                 alone.push(node.call(&eval).as_int().unwrap());
             }
             lock_all(&mut node);
-            let keys: Vec<_> = locks[asked.clone()]
-                .iter()
-                .map(|lock| lock.as_bytes())
-                .collect();
+            let keys = locks[asked.clone()].iter().map(String::as_bytes);
+            let keys: Vec<_> = keys.collect();
             let mut args = vec![notifies.as_bytes()];
             args.extend(keys.iter().map(|_| ours.as_bytes()));
             let reply = node.eval(9, &keys, &args).unwrap();

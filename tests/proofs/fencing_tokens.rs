@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use support::{ms, secs};
+use support::{Random, ms, secs};
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{Answer, Command, Op, Reply};
 use tower_redlock::protocol::round::{ExtendRound, ExtendStep};
@@ -42,10 +42,7 @@ struct Request {
 
 #[derive(Debug, Clone)]
 struct Response {
-    client: usize,
-    attempt: usize,
-    purpose: Purpose,
-    node: usize,
+    request: Request,
     reply: Reply,
 }
 
@@ -118,10 +115,7 @@ struct World {
 
 impl World {
     fn new(nodes: usize, clients: usize, sets: &[&[&str]]) -> Self {
-        let sets: Vec<LockKeys> = sets
-            .iter()
-            .map(|set| set.iter().copied().collect())
-            .collect();
+        let sets = sets.iter().map(|set| set.iter().copied().collect());
         let client = |_| Client {
             attempt: 0,
             keys: 0,
@@ -132,7 +126,7 @@ impl World {
             phase: Phase::Idle,
         };
         Self {
-            sets,
+            sets: sets.collect(),
             nodes: vec![Store::new(); nodes],
             clients: (0..clients).map(client).collect(),
             requests: Vec::new(),
@@ -178,13 +172,8 @@ impl World {
 
     fn deliver(&mut self, request: &Request) {
         let reply = self.nodes[request.node].apply(&request.command, self.now);
-        self.responses.push(Response {
-            client: request.client,
-            attempt: request.attempt,
-            purpose: request.purpose,
-            node: request.node,
-            reply,
-        });
+        let request = request.clone();
+        self.responses.push(Response { request, reply });
     }
 
     fn send(&mut self, id: usize, nodes: &[usize], purpose: Purpose, op: Op) {
@@ -246,12 +235,8 @@ impl World {
         };
         // Clocks that disagree: proposals somewhat below and above what has been granted, so that
         // the nodes' numbers differ often.
-        let top = self
-            .completed
-            .iter()
-            .map(|done| done.token)
-            .max()
-            .unwrap_or(3);
+        let tokens = self.completed.iter().map(|done| done.token);
+        let top = tokens.max().unwrap_or(3);
         let op = Op::Acquire {
             proposal: Some((top + u64::from(pick / 64 % 32)).saturating_sub(24)),
             ttl: TTL,
@@ -288,16 +273,13 @@ impl World {
     }
 
     fn receive(&mut self, response: &Response) {
-        let id = response.client;
-        if self.clients[id].attempt != response.attempt {
+        let request = &response.request;
+        let id = request.client;
+        if self.clients[id].attempt != request.attempt {
             return;
         }
-        self.answer(
-            id,
-            response.node,
-            response.purpose,
-            Answer::Replied(response.reply.clone()),
-        );
+        let answer = Answer::Replied(response.reply.clone());
+        self.answer(id, request.node, request.purpose, answer);
     }
 
     fn answer(&mut self, id: usize, node: usize, purpose: Purpose, answer: Answer) {
@@ -316,10 +298,8 @@ impl World {
                 },
                 Purpose::Extend(number),
             ) => {
-                let Some(Extension { round, sent, .. }) = extension
-                    .as_mut()
-                    .filter(|extension| extension.number == number)
-                else {
+                let current = extension.as_mut().filter(|it| it.number == number);
+                let Some(Extension { round, sent, .. }) = current else {
                     return;
                 };
                 match round.on_confirm(node, &answer) {
@@ -392,13 +372,13 @@ impl World {
     /// The client takes the silent nodes for failed.
     fn lose_patience(&mut self, id: usize) {
         let (purpose, silent): (Purpose, Vec<usize>) = match &self.clients[id].phase {
-            Phase::Acquiring(round) if round.step() == 0 => {
-                (Purpose::Acquire, round.silent().iter().collect())
+            Phase::Acquiring(round) => {
+                let purpose = match round.step() {
+                    0 => Purpose::Acquire,
+                    step => Purpose::Confirm(step),
+                };
+                (purpose, round.silent().iter().collect())
             }
-            Phase::Acquiring(round) => (
-                Purpose::Confirm(round.step()),
-                round.silent().iter().collect(),
-            ),
             Phase::Holding {
                 extension: Some(extension),
                 ..
@@ -415,10 +395,8 @@ impl World {
 
     fn overlap(&self, one: usize, other: usize) -> bool {
         let keys = self.sets[one].as_slice();
-        self.sets[other]
-            .as_slice()
-            .iter()
-            .any(|key| keys.contains(key))
+        let others = self.sets[other].as_slice();
+        others.iter().any(|key| keys.contains(key))
     }
 
     /// With clocks that run equally fast, no two clients rely on the same key at the same time.
@@ -507,18 +485,13 @@ proptest! {
 fn random_schedules_cover_second_phases_extensions_and_losses() {
     for sets in [ONE_KEY, UNEQUAL_SETS] {
         let mut sum = Seen::default();
-        let mut state = 1_u64;
+        let mut random = Random(1);
         for round in 0..1_000_usize {
-            let schedule: Vec<(u8, u16)> = (0..400)
-                .map(|_| {
-                    // Knuth's multiplier; the upper bits are random enough.
-                    state = state
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1);
-                    let [a, b, c, ..] = state.to_be_bytes();
-                    (a, u16::from_be_bytes([b, c]))
-                })
-                .collect();
+            let any = |_| {
+                let [a, b, c, ..] = random.next_number().to_be_bytes();
+                (a, u16::from_be_bytes([b, c]))
+            };
+            let schedule: Vec<(u8, u16)> = (0..400).map(any).collect();
             let seen = run(1 + round % 5, 2 + round % 3, sets, &schedule).expect("no violation");
             sum.tokens += seen.tokens;
             sum.second_phases += seen.second_phases;
@@ -529,9 +502,7 @@ fn random_schedules_cover_second_phases_extensions_and_losses() {
         }
         assert!(sum.tokens > 500, "{sum:?}");
         assert!(sum.second_phases > 50 && sum.third_phases > 0, "{sum:?}");
-        assert!(
-            sum.extensions > 10 && sum.losses > 5 && sum.too_late > 5,
-            "{sum:?}"
-        );
+        assert!(sum.extensions > 10, "{sum:?}");
+        assert!(sum.losses > 5 && sum.too_late > 5, "{sum:?}");
     }
 }

@@ -215,8 +215,12 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new() -> Self {
+        Self::of(start_node())
+    }
+
+    pub(crate) fn of(node: ScriptNode) -> Self {
         Self {
-            node: start_node(),
+            node,
             store: Store::new(),
             epoch: Instant::now(),
             passed: Duration::ZERO,
@@ -368,26 +372,18 @@ fn scripts_keep_every_digit_of_a_number() {
             let token = (number + 1).max(max - 1_000_000).min(max);
             let at = pair.ask(&command(&[first], 2, confirm(token, STEP)), as_set, "at");
             assert_eq!(at, Reply::At(token));
-            let below = pair.ask(
-                &command(&[first], 2, confirm(number, STEP)),
-                as_set,
-                "below",
-            );
-            assert_eq!(below, Reply::At(token));
+            let below = command(&[first], 2, confirm(number, STEP));
+            assert_eq!(pair.ask(&below, as_set, "below"), Reply::At(token));
             pair.ask(&command(&[first], 2, Op::Release), as_set, "release");
             if token < max {
                 pair.forget();
             }
         }
         // The fence is at its end now: no lock, and no number twice.
-        let over = pair.ask(&command(&[first], 3, acquire(1, STEP)), as_set, "over");
-        assert_eq!(over, Reply::Overflow);
-        let over = pair.ask(
-            &command(&[first], 3, acquire(max + 5, STEP)),
-            as_set,
-            "over",
-        );
-        assert_eq!(over, Reply::Overflow);
+        for number in [1, max + 5] {
+            let over = command(&[first], 3, acquire(number, STEP));
+            assert_eq!(pair.ask(&over, as_set, "over"), Reply::Overflow);
+        }
         let lock = text(&names(&[first])[0].lock);
         assert!(!pair.node.server.exists(&lock));
     }
@@ -408,18 +404,11 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
                 assert!(late < TOLERANCE, "{what}, {key:?}: {left:?}");
             }
         };
-        let kept = |op, steps: u32| match op {
-            Op::Acquire { proposal, ttl, .. } => Op::Acquire {
-                proposal,
-                ttl,
-                retention: steps * STEP,
-            },
-            Op::Confirm { token, ttl, .. } => Op::Confirm {
-                token,
-                ttl,
-                retention: steps * STEP,
-            },
-            other => other,
+        let kept = |mut op, steps: u32| {
+            if let Op::Acquire { retention, .. } | Op::Confirm { retention, .. } = &mut op {
+                *retention = steps * STEP;
+            }
+            op
         };
         let mut ask = |op, steps, what| {
             pair.ask(&command(key, 1, kept(op, steps)), as_set, what);
@@ -434,11 +423,8 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
         for name in names(key).iter() {
             pair.node.call(&["DEL", &text(&name.fence)]);
         }
-        pair.ask(
-            &command(key, 1, kept(confirm(9, STEP), 14)),
-            as_set,
-            "vanished",
-        );
+        let raised = command(key, 1, kept(confirm(9, STEP), 14));
+        pair.ask(&raised, as_set, "vanished");
         lives(&mut pair, 14, "vanished");
         pair.pass(STEP);
         pair.ask(&command(key, 1, Op::Release), as_set, "release");
@@ -468,10 +454,8 @@ fn generation_identifies_one_memory_of_one_process() {
         let began = now - theirs.age(now);
         let ours = pair.store.admit(&random, run_id, began);
         assert_eq!(theirs, ours, "{run_id}");
-        assert_eq!(
-            pair.node.call(&["PTTL", "redlock:generation"]).as_int(),
-            Some(-1)
-        );
+        let left = pair.node.call(&["PTTL", "redlock:generation"]);
+        assert_eq!(left.as_int(), Some(-1));
         theirs
     };
     let first = admit(1, "a");
@@ -508,36 +492,22 @@ fn confirm_never_shortens_a_lock() {
 #[test]
 fn lock_key_without_expiry_is_held_without_a_remaining_time() {
     let mut node = start_node();
-    for as_set in [false, true] {
-        let names = names(&["k"]);
-        node.call(&["SET", &text(&names[0].lock), "foreign"]);
-        let reply = send(&mut node, &command(&["k"], 1, acquire(1, STEP)), as_set);
-        assert_eq!(
-            reply,
-            Ok(Reply::Held {
-                expires_in: None,
-                shown: None,
-            })
-        );
-    }
-    // Of several, one that never expires is the longest.
+    node.call(&["SET", &text(&names(&["k"])[0].lock), "foreign"]);
     node.call(&["SET", &text(&names(&["l"])[0].lock), "foreign", "EX", "9"]);
-    let reply = send(&mut node, &command(&["k", "l"], 1, acquire(1, STEP)), true);
-    assert_eq!(
-        reply,
-        Ok(Reply::Held {
+    // Of several, one that never expires is the longest.
+    for (keys, as_set) in [
+        (&["k"][..], false),
+        (&["k"], true),
+        (&["k", "l"], true),
+        (&["l", "k"], true),
+    ] {
+        let reply = send(&mut node, &command(keys, 1, acquire(1, STEP)), as_set);
+        let held = Reply::Held {
             expires_in: None,
             shown: None,
-        })
-    );
-    let reply = send(&mut node, &command(&["l", "k"], 1, acquire(1, STEP)), true);
-    assert_eq!(
-        reply,
-        Ok(Reply::Held {
-            expires_in: None,
-            shown: None,
-        })
-    );
+        };
+        assert_eq!(reply, Ok(held), "{keys:?}, as a set: {as_set}");
+    }
 }
 
 #[test]
@@ -559,12 +529,9 @@ fn lock_key_of_another_type_gives_no_vote_and_is_not_overwritten() {
         }
     }
     // A set with one such key gets none of its keys.
-    let error = send(
-        &mut node,
-        &command(&["j", "k", "l"], 1, acquire(1, STEP)),
-        true,
-    );
-    assert!(error.unwrap_err().contains("WRONGTYPE"));
+    let all = command(&["j", "k", "l"], 1, acquire(1, STEP));
+    let error = send(&mut node, &all, true).unwrap_err();
+    assert!(error.contains("WRONGTYPE"), "{error}");
     for key in ["j", "l"] {
         assert!(!node.server.exists(&text(&names(&[key])[0].lock)), "{key}");
     }

@@ -17,7 +17,7 @@ use tower_redlock::protocol::message::{Answer, Reply};
 use tower_redlock::protocol::round::{Decided, LookRound, LookStep, RecordRound, RecordStep};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, Record, Shown};
 
-use crate::round_cases::{assignments, majority, orders, quorum};
+use crate::round_cases::{assignments, cases, majority, orders, quorum};
 
 /// What a node answers, or fails to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,10 +144,8 @@ fn most(records: &[Option<u8>]) -> Option<(usize, u8)> {
     for record in records.iter().flatten() {
         *copies.entry(*record).or_insert(0) += 1;
     }
-    copies
-        .into_iter()
-        .map(|(record, copies)| (copies, record))
-        .max()
+    let copies = copies.into_iter();
+    copies.map(|(record, copies)| (copies, record)).max()
 }
 
 /// What a minority's records come to when no more of them can be written.
@@ -188,10 +186,8 @@ fn verdict(told: &[Option<Fate>]) -> Verdict {
     };
     let silent = told.iter().filter(|fate| fate.is_none()).count();
     let granted = count(&[Fate::Granted(7)]);
-    let records: Vec<_> = told
-        .iter()
-        .map(|fate| fate.and_then(Fate::record))
-        .collect();
+    let records = told.iter().map(|fate| fate.and_then(Fate::record));
+    let records: Vec<_> = records.collect();
     if let Some((copies, best)) = most(&records) {
         return match decided(copies, best, nodes) {
             Some(verdict) => verdict,
@@ -239,12 +235,8 @@ fn check_acquire(fates: &[Fate], order: &[usize]) -> Option<AcquireRound> {
             _ => return None,
         }
     }
-    let last = verdict(&told);
-    assert_ne!(
-        last,
-        Verdict::Open,
-        "{fates:?} in order {order:?} never ends"
-    );
+    let has_ended = verdict(&told) != Verdict::Open;
+    assert!(has_ended, "{fates:?} in order {order:?} never ends");
     None
 }
 
@@ -273,13 +265,8 @@ fn record_at_a_minority_beside_intents_is_outcome_unknown_in_any_order() {
 
 #[test]
 fn repair_ends_with_the_records_of_the_nodes_at_that_time() {
-    let answers = [
-        Fate::Done(1),
-        Fate::Done(2),
-        Fate::Done(OTHERS),
-        Fate::Lost,
-        Fate::Failed,
-    ];
+    let [one, other, of_others] = [1, 2, OTHERS].map(Fate::Done);
+    let answers = [one, other, of_others, Fate::Lost, Fate::Failed];
     for fates in assignments(&ACQUIRED, 3) {
         let Some(round) = check_acquire(&fates, &[0, 1, 2]) else {
             continue;
@@ -446,11 +433,7 @@ fn whole_record_is_preferred_to_its_head() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 2_000,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(cases(2_000))]
 
     #[test]
     fn once_round_decides_answers_of_five_nodes_by_the_rule(
@@ -468,16 +451,21 @@ proptest! {
 
 // ---- Recording and looking ---------------------------------------------------------------------
 
-#[test]
-fn record_round_is_decided_by_the_majority_as_early_as_possible() {
-    let kinds = [Fate::Done(1), Fate::Done(2), Fate::Lost, Fate::Failed];
+/// Checks all answers of up to five nodes in all orders.
+fn for_all(kinds: &[Fate], check: impl Fn(&[Fate], &[usize])) {
     for nodes in 1..=5 {
-        for fates in assignments(&kinds, nodes) {
+        for fates in assignments(kinds, nodes) {
             for order in orders(nodes) {
-                check_recording(&fates, &order);
+                check(&fates, &order);
             }
         }
     }
+}
+
+#[test]
+fn record_round_is_decided_by_the_majority_as_early_as_possible() {
+    let kinds = [Fate::Done(1), Fate::Done(2), Fate::Lost, Fate::Failed];
+    for_all(&kinds, check_recording);
 }
 
 fn check_recording(fates: &[Fate], order: &[usize]) {
@@ -507,13 +495,7 @@ fn check_recording(fates: &[Fate], order: &[usize]) {
 #[test]
 fn look_round_tells_records_of_a_majority_a_minority_and_none_apart() {
     let kinds = [Fate::Done(1), Fate::Done(2), Fate::NotDone, Fate::Failed];
-    for nodes in 1..=5 {
-        for fates in assignments(&kinds, nodes) {
-            for order in orders(nodes) {
-                check_look(&fates, &order);
-            }
-        }
-    }
+    for_all(&kinds, check_look);
 }
 
 fn check_look(fates: &[Fate], order: &[usize]) {
@@ -551,12 +533,8 @@ fn second_answer_of_a_node_is_not_counted() {
         assert_eq!(look.on_look(0, &done), LookStep::Wait);
         assert_eq!(acquiring.on_acquire(0, &granted), AcquireStep::Wait);
     }
-    assert_eq!(
-        acquiring.on_acquire(1, &Fate::Done(1).answer()),
-        AcquireStep::Wait
-    );
-    assert_eq!(
-        acquiring.on_acquire(1, &Fate::Done(1).answer()),
-        AcquireStep::Wait
-    );
+    for _ in 0..2 {
+        let step = acquiring.on_acquire(1, &Fate::Done(1).answer());
+        assert_eq!(step, AcquireStep::Wait);
+    }
 }

@@ -51,14 +51,11 @@ pub(crate) fn majority(nodes: usize) -> usize {
 pub(crate) fn assignments<T: Clone>(kinds: &[T], nodes: usize) -> Vec<Vec<T>> {
     let mut all = vec![Vec::new()];
     for _ in 0..nodes {
-        all = all
-            .iter()
-            .flat_map(|start| {
-                kinds
-                    .iter()
-                    .map(move |kind| [start.as_slice(), std::slice::from_ref(kind)].concat())
-            })
-            .collect();
+        let longer = |start: &Vec<T>| {
+            let with = |kind: &T| [start.as_slice(), std::slice::from_ref(kind)].concat();
+            kinds.iter().map(with).collect::<Vec<_>>()
+        };
+        all = all.iter().flat_map(longer).collect();
     }
     all
 }
@@ -67,10 +64,9 @@ pub(crate) fn assignments<T: Clone>(kinds: &[T], nodes: usize) -> Vec<Vec<T>> {
 pub(crate) fn orders(nodes: usize) -> Vec<Vec<usize>> {
     let straight: Vec<usize> = (0..nodes).collect();
     if nodes <= 4 {
-        return assignments(&straight, nodes)
-            .into_iter()
-            .filter(|order| order.iter().collect::<BTreeSet<_>>().len() == nodes)
-            .collect();
+        let mut orders = assignments(&straight, nodes);
+        orders.retain(|order| BTreeSet::from_iter(order).len() == nodes);
+        return orders;
     }
     let rotations = (0..nodes).map(|by| {
         let mut order = straight.clone();

@@ -123,10 +123,8 @@ fn late_answer_with_a_higher_number_raises_the_next_target() {
     round.on_confirm(4, 1, &at(9));
     // Two exact ones, of nodes 2 and 0, and no third one in sight.
     assert_eq!(round.on_confirm(0, 1, &at(7)), AcquireStep::Wait);
-    assert_eq!(
-        round.on_confirm(1, 1, &Answer::Failed),
-        AcquireStep::Confirm(9)
-    );
+    let step = round.on_confirm(1, 1, &Answer::Failed);
+    assert_eq!(step, AcquireStep::Confirm(9));
     assert_eq!(asked(&round), [0, 1, 2]);
 }
 
@@ -152,6 +150,7 @@ struct Pending {
 }
 
 /// What the test itself knows of a round: the answers, and nothing of how they are judged.
+#[derive(Default)]
 struct Journal {
     nodes: usize,
     acquired: BTreeMap<usize, Answer>,
@@ -168,9 +167,8 @@ struct Journal {
 impl Journal {
     fn numbers(&self, of: impl Fn(&Answer) -> Option<u64>) -> Vec<(usize, u64)> {
         let answers = self.acquired.iter().chain(&self.confirmed);
-        answers
-            .filter_map(|(node, answer)| Some((*node, of(answer)?)))
-            .collect()
+        let numbers = answers.filter_map(|(node, answer)| Some((*node, of(answer)?)));
+        numbers.collect()
     }
 
     /// How many nodes answered exactly `token`, to the `ACQUIRE` or the current `CONFIRM`.
@@ -186,10 +184,8 @@ impl Journal {
     }
 
     fn has_granted(&self, node: usize) -> bool {
-        matches!(
-            self.acquired.get(&node),
-            Some(Answer::Replied(Reply::Granted(_)))
-        )
+        let answer = self.acquired.get(&node);
+        matches!(answer, Some(Answer::Replied(Reply::Granted(_))))
     }
 
     /// Whether an `ACQUIRE` of the node may still turn out to have been granted.
@@ -250,12 +246,7 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
     let mut round = AcquireRound::new(quorum(nodes), None);
     let mut journal = Journal {
         nodes,
-        acquired: BTreeMap::new(),
-        confirmed: BTreeMap::new(),
-        asked: Vec::new(),
-        lost: BTreeSet::new(),
-        step: 0,
-        target: 0,
+        ..Journal::default()
     };
     let request = |node| Pending {
         node,
@@ -320,10 +311,8 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
                 prop_assert!(grants >= enough);
                 prop_assert!(journal.step == 0 || journal.may_go_on(highest, true));
                 let possible = journal.exact(journal.target) + journal.outstanding();
-                prop_assert!(
-                    journal.step == 0 || possible < enough,
-                    "the target was in reach"
-                );
+                let is_out = journal.step == 0 || possible < enough;
+                prop_assert!(is_out, "the target was in reach");
                 prop_assert_eq!(target, highest);
                 journal.step += 1;
                 prop_assert_eq!(round.step(), journal.step);
@@ -338,38 +327,34 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
                     // Asking where the key was lost is vain, but not wrong.
                     prop_assert!(is_asked == other || !is_asked && journal.lost.contains(&node));
                 }
-                let (nodes, step) = (journal.asked.iter(), journal.step);
-                pending.extend(nodes.map(|node| Pending {
+                let step = journal.step;
+                let request = |node: &usize| Pending {
                     node: *node,
                     step,
                     target,
-                }));
+                };
+                pending.extend(journal.asked.iter().map(request));
             }
             AcquireStep::Refused(refusal) => {
                 let contended = matches!(refusal.kind, RefusalKind::Contended { .. });
                 prop_assert_eq!(refusal.is_split, grants > 0);
                 prop_assert_eq!(contended, refusal.voted.len() >= enough);
                 if journal.step == 0 {
-                    prop_assert!(
-                        grants + nodes - journal.acquired.len() < enough,
-                        "too early"
-                    );
+                    let possible = grants + nodes - journal.acquired.len();
+                    prop_assert!(possible < enough, "too early");
                 } else {
                     let possible = journal.exact(journal.target) + journal.outstanding();
                     prop_assert!(possible < enough, "the target was in reach");
-                    prop_assert!(
-                        !journal.may_go_on(highest, false),
-                        "a higher target was in reach"
-                    );
+                    let is_last = !journal.may_go_on(highest, false);
+                    prop_assert!(is_last, "a higher target was in reach");
                     prop_assert!(contended, "a majority had granted");
                 }
                 return Ok(None);
             }
         }
     }
-    Err(TestCaseError::fail(
-        "all nodes answered and nothing was decided",
-    ))
+    let why = "all nodes answered and nothing was decided";
+    Err(TestCaseError::fail(why))
 }
 
 proptest! {

@@ -63,18 +63,13 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
             ttl,
             retention,
         } => {
-            args.extend([
-                proposal.unwrap().to_string(),
-                millis(ttl),
-                millis(retention),
-            ]);
+            args.push(proposal.unwrap().to_string());
+            args.extend([ttl, retention].map(millis));
             if names.len() > 1 {
                 args.extend([count, "0".into()]);
             }
-            (
-                usize::from(names.len() > 1),
-                locks().chain(fences).collect(),
-            )
+            let is_set = usize::from(names.len() > 1);
+            (is_set, locks().chain(fences).collect())
         }
         Op::Release => (if names.len() > 1 { 8 } else { 2 }, locks().collect()),
         Op::Shared(SharedOp::Acquire { ttl }) => {
@@ -180,24 +175,18 @@ impl Pair {
             if self.node.call(&["GET", &lock]).as_str() != Some("shared") {
                 continue;
             }
-            let last = self
-                .node
-                .call(&["ZRANGE", &readers, "-1", "-1", "WITHSCORES"]);
-            let last: i64 = last.as_array().unwrap()[1]
-                .as_str()
-                .unwrap()
-                .parse()
-                .unwrap();
+            let range = ["ZRANGE", &readers, "-1", "-1", "WITHSCORES"];
+            let last = self.node.call(&range);
+            let last = last.as_array().unwrap()[1].as_str().unwrap();
+            let last: i64 = last.parse().unwrap();
             let time = self.node.call(&["TIME"]);
             let time = time.as_array().unwrap();
             let now = time[0].as_int().unwrap() * 1_000 + time[1].as_int().unwrap() / 1_000;
             let mut left = |key: &str| self.node.call(&["PTTL", key]).as_int().unwrap();
             let (lock, readers) = (left(&lock), left(&readers));
             // Ageing takes a moment between the two keys.
-            assert!(
-                (lock - (last - now)).abs() < 20_000,
-                "{what}: {lock} {last}"
-            );
+            let apart = (lock - (last - now)).abs();
+            assert!(apart < 20_000, "{what}: {lock} {last}");
             assert!(readers > lock, "{what}: {readers} {lock}");
         }
     }
@@ -243,10 +232,8 @@ fn random_requests_of_readers_and_writers_match_the_reference() {
         };
         *seen.entry(kind).or_default() += 1;
     }
-    assert!(
-        seen.len() == 8 && seen.values().all(|times| *times > 10),
-        "{seen:?}"
-    );
+    let all_often = seen.values().all(|times| *times > 10);
+    assert!(seen.len() == 8 && all_often, "{seen:?}");
 }
 
 #[test]
@@ -255,29 +242,19 @@ fn reader_excludes_the_plain_set_of_other_redlock_clients_and_is_excluded_by_it(
     let ttl = STEP * 2;
     let lock = text(&shared_names(&["x"])[0].lock);
     pair.ask(&["x"], 1, Op::Shared(SharedOp::Acquire { ttl }), "a reader");
-    let set = pair
-        .node
-        .call(&["SET", &lock, "another client's", "NX", "PX", "1000"]);
+    let plain = ["SET", &lock, "another client's", "NX", "PX", "1000"];
+    let set = pair.node.call(&plain);
     assert_eq!(set.as_str(), None, "{set:?}");
-    pair.ask(
-        &["x"],
-        1,
-        Op::Shared(SharedOp::Release),
-        "the reader leaves",
-    );
-    let set = pair
-        .node
-        .call(&["SET", &lock, "another client's", "NX", "PX", "1000"]);
+    let release = Op::Shared(SharedOp::Release);
+    pair.ask(&["x"], 1, release, "the reader leaves");
+    let set = pair.node.call(&plain);
     assert_eq!(set.as_str(), Some("OK"), "{set:?}");
-    let refused = send(
-        &mut pair.node,
-        &Command {
-            names: shared_names(&["x"]),
-            owner: owner(1),
-            op: Op::Shared(SharedOp::Acquire { ttl }),
-        },
-    );
-    assert_matches!(refused, Reply::Held { .. });
+    let command = Command {
+        names: shared_names(&["x"]),
+        owner: owner(1),
+        op: Op::Shared(SharedOp::Acquire { ttl }),
+    };
+    assert_matches!(send(&mut pair.node, &command), Reply::Held { .. });
 }
 
 /// The lock of readers may go away by other means than their releases; the reference node knows no such means.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, Shown, Store};
 
-use crate::node_contract::{NOT_HELD, STEP, held, names, owner};
+use crate::node_contract::{NOT_HELD, STEP, held, names, owner, text};
 use crate::shared_contract::age_all;
 
 const SCRIPTS: [&str; 6] = [
@@ -63,54 +63,42 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
     let writers = shared().map(|shared| &*shared.writer);
     let all_slots = names.iter().filter_map(|name| name.slots.as_deref());
     let records = names.iter().filter_map(|name| name.record.as_ref());
+    let records = records.map(|record| &*record.done);
     let (script, keys, args): (_, Vec<&[u8]>, Vec<String>) = match *op {
         Op::Acquire {
             proposal,
             ttl,
             retention,
-        } => (
-            0,
-            locks
-                .chain(fences)
-                .chain(
-                    all_slots
-                        .clone()
-                        .flat_map(|slots| &slots.locks)
-                        .map(|slot| &**slot),
-                )
-                .collect(),
-            vec![
-                owner,
-                proposal.unwrap().to_string(),
-                millis(ttl),
-                millis(retention),
-                names.len().to_string(),
-                all_slots
-                    .map(|slots| slots.locks.len())
-                    .max()
-                    .unwrap_or(0)
-                    .to_string(),
-            ],
-        ),
+        } => {
+            let slots = all_slots.clone().flat_map(|slots| &slots.locks);
+            let count = all_slots.map(|slots| slots.locks.len()).max().unwrap_or(0);
+            let times = [ttl, retention].map(millis);
+            let counts = [names.len(), count].map(|count| count.to_string());
+            let args = [owner, proposal.unwrap().to_string()].into_iter();
+            (
+                0,
+                locks
+                    .chain(fences)
+                    .chain(slots.map(|slot| &**slot))
+                    .collect(),
+                args.chain(times).chain(counts).collect(),
+            )
+        }
         Op::Release => (1, locks.collect(), vec![owner, "0".into()]),
         Op::ReleaseAfter { left } => (1, locks.collect(), vec![owner, millis(left)]),
         Op::Inspect => (
             2,
-            locks
-                .chain(readers)
-                .chain(fences)
-                .chain(records.map(|record| &*record.done))
-                .collect(),
+            locks.chain(readers).chain(fences).chain(records).collect(),
             vec![],
         ),
-        Op::Revoke { ref holder, until } => (
-            3,
-            locks.chain(readers).collect(),
-            vec![
-                String::from_utf8(holder.as_bytes().to_vec()).unwrap(),
-                millis(until),
-            ],
-        ),
+        Op::Revoke { ref holder, until } => {
+            let holder = text(holder.as_bytes());
+            (
+                3,
+                locks.chain(readers).collect(),
+                vec![holder, millis(until)],
+            )
+        }
         Op::Shared(SharedOp::Acquire { ttl }) => (
             4,
             locks.chain(readers).chain(writers).collect(),
@@ -176,9 +164,8 @@ fn decode(op: &Op, reply: &support::Reply, has_slots: bool) -> Reply {
             holders: {
                 let shown = parts[7].as_array().unwrap().iter();
                 let shown = shown.map(|shown| shown.as_str().unwrap().as_bytes());
-                shown
-                    .filter_map(|shown| Shown::parse(shown)?.holder)
-                    .collect()
+                let holders = shown.filter_map(|shown| Shown::parse(shown)?.holder);
+                holders.collect()
             },
         })),
         _ => panic!("{op:?} is answered {reply:?}"),
@@ -258,12 +245,10 @@ fn request(random: &mut Random, step: u64) -> (Arc<[KeyNames]>, Op) {
         }
         8..11 => (plain(key), acquire),
         11..13 => (plain(key), Op::Release),
-        13..14 => (
-            plain(key),
-            Op::ReleaseAfter {
-                left: steps(random),
-            },
-        ),
+        13..14 => {
+            let left = steps(random);
+            (plain(key), Op::ReleaseAfter { left })
+        }
         14..16 => (plain(key), Op::Shared(SharedOp::Acquire { ttl })),
         16..17 => (plain(key), Op::Shared(SharedOp::Release)),
         17..18 => {
@@ -339,10 +324,8 @@ fn random_requests_for_slots_and_of_operators_match_the_reference() {
         };
         *seen.entry(kind).or_default() += 1;
     }
-    let rare = seen
-        .iter()
-        .filter(|(kind, times)| **kind != "never held" && **times < 8);
-    assert_eq!(rare.collect::<Vec<_>>(), [], "{seen:?}");
+    let is_rare = |(kind, times): (&&str, &usize)| *kind != "never held" && *times < 8;
+    assert!(!seen.iter().any(is_rare), "{seen:?}");
     assert_eq!(seen.len(), 16, "{seen:?}");
 }
 
@@ -350,12 +333,8 @@ fn random_requests_for_slots_and_of_operators_match_the_reference() {
 fn record_of_a_key_is_seen_and_its_owner_is_not() {
     let mut node = ScriptNode::start(&SCRIPTS);
     let name = &plain("x")[0];
-    let text = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
-    node.call(&[
-        "SET",
-        &text(&name.record.as_ref().unwrap().done),
-        "a record",
-    ]);
+    let record = text(&name.record.as_ref().unwrap().done);
+    node.call(&["SET", &record, "a record"]);
     node.call(&["SET", &text(&name.lock), "the owner"]);
     let command = Command {
         names: plain("x"),
@@ -455,21 +434,16 @@ fn each_script_that_frees_a_lock_publishes_the_number_of_its_subscribers() {
         });
         let reply = node.eval(script, &keys, &args).unwrap();
         if script < 6 {
-            let told = reply
-                .as_array()
-                .and_then(|parts| parts.last())
-                .unwrap_or(&reply);
+            let last = reply.as_array().and_then(|parts| parts.last());
+            let told = last.unwrap_or(&reply);
             assert_eq!(told.as_int(), Some(count), "script {script}: {reply:?}");
         }
         for subscriber in &mut subscribers {
             let message = subscriber.read_reply().unwrap();
             let parts = message.as_array().unwrap();
             assert_eq!(parts[0].as_str(), Some("message"));
-            assert_eq!(
-                parts[2].as_str(),
-                Some(&*count.to_string()),
-                "script {script}"
-            );
+            let told = parts[2].as_str().unwrap();
+            assert_eq!(told, count.to_string(), "script {script}");
         }
     }
 }

@@ -83,10 +83,7 @@ impl Client {
     ) -> Self {
         let guard = setup.guard.unwrap_or_default();
         let (urls, addr) = (urls.join(","), storage.addr().to_string());
-        let (ttl, guard) = (
-            setup.ttl.as_millis().to_string(),
-            guard.as_millis().to_string(),
-        );
+        let [ttl, guard] = [setup.ttl, guard].map(|time| time.as_millis().to_string());
         let mut all = vec![
             (NAME, name),
             (URLS, &*urls),
@@ -96,12 +93,8 @@ impl Client {
         ];
         all.extend_from_slice(envs);
         let program = env::current_exe().expect("a test knows its own path");
-        let args = [
-            "kleppmann::client_process",
-            "--exact",
-            "--ignored",
-            "--nocapture",
-        ];
+        let args = "kleppmann::client_process --exact --ignored --nocapture";
+        let args: Vec<_> = args.split(' ').collect();
         let (process, stdin) = ChildProcess::start_to_talk(program, &args, &all);
         Self {
             name,
@@ -109,6 +102,14 @@ impl Client {
             orders: RefCell::new(stdin),
             told: Cell::new(0),
         }
+    }
+
+    /// Starts two clients of the same nodes, and waits until they may count on the votes of all.
+    pub(crate) fn start_two(urls: &[String], setup: Setup, storage: &Storage) -> [Self; 2] {
+        let two = ["one", "two"].map(|name| Self::start(name, urls, setup, storage, &[]));
+        two.iter()
+            .for_each(|client| client.wait_until_up(urls.len()));
+        two
     }
 
     /// Waits until the client may count on the votes of `nodes` nodes.
@@ -273,9 +274,7 @@ struct Worker {
 pub(crate) fn run_worker() {
     let Ok(name) = env::var(NAME) else { return };
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
-    runtime
-        .expect("a runtime can be built")
-        .block_on(obey(Worker::new(name)));
+    runtime.unwrap().block_on(obey(Worker::new(name)));
 }
 
 async fn obey(mut worker: Worker) {

@@ -6,9 +6,8 @@ use crate::kleppmann::client::{Acquired, Client, Setup};
 #[cfg(target_os = "linux")]
 use crate::kleppmann::clock::{Clock, SKEW};
 use crate::kleppmann::scene::{
-    B, BESIDE_ANOTHER, C, LONG_TTL, ON_TIME, PATIENCE, TOO_LATE, assert_lost_update,
-    become_a_replica_and_a_master, clock_of, guarded, micros, unguarded,
-    wait_for_the_end_of_a_second,
+    B, C, LONG_TTL, ON_TIME, PATIENCE, TOO_LATE, assert_lost_update, become_a_replica_and_a_master,
+    clock_of, guarded, micros, unguarded, wait_for_the_end_of_a_second, write_beside_each_other,
 };
 use crate::kleppmann::storage::Storage;
 
@@ -116,14 +115,8 @@ async fn is_granted_twice(fault: Fault) {
     assert!(scene.two.try_lock().is_none());
     scene.b_forgets(fault);
     let second = scene.two.lock();
-    let ThreeNodes {
-        one, two, storage, ..
-    } = &scene;
-    assert!(one.valid_until().is_some() && two.valid_until().is_some());
-    two.read();
-    assert_eq!(two.write(), ON_TIME);
-    assert_eq!(one.write(), BESIDE_ANOTHER);
-    assert_lost_update(storage, first, second);
+    write_beside_each_other(&scene.one, &scene.two);
+    assert_lost_update(&scene.storage, first, second);
 }
 
 /// The restarted server says after some milliseconds that it has been up for a second.
@@ -184,10 +177,7 @@ struct Restarted {
 impl Restarted {
     fn run(setup: Setup) -> Self {
         let (mut cluster, storage) = (Cluster::start(3), Storage::start());
-        let start = |name| Client::start(name, &cluster.urls(), setup, &storage, &[]);
-        let (one, two) = (start("one"), start("two"));
-        one.wait_until_up(3);
-        two.wait_until_up(3);
+        let [one, two] = Client::start_two(&cluster.urls(), setup, &storage);
         let first = one.lock();
         one.read();
         let trying = two.keep_trying(PATIENCE);
@@ -222,16 +212,9 @@ impl Restarted {
 #[test]
 fn restart_guard_makes_a_restarted_majority_unavailable_and_then_grants_once() {
     let window = ms(1_500);
-    let Restarted {
-        storage,
-        one,
-        two,
-        first,
-        second,
-        promised,
-        restarted,
-    } = Restarted::run(guarded(secs(1), window));
-    let after = second.at.saturating_sub(restarted);
+    let scene = Restarted::run(guarded(secs(1), window));
+    let second = scene.second;
+    let after = second.at.saturating_sub(scene.restarted);
     println!(
         "a majority restarted: granted again after {} ms and {} refusals for want of a majority",
         after / 1_000,
@@ -239,26 +222,16 @@ fn restart_guard_makes_a_restarted_majority_unavailable_and_then_grants_once() {
     );
     assert!(second.unavailable > 0, "{second:?}");
     assert!(after >= micros(window), "{after} < {window:?}");
-    assert!(second.at >= promised, "two held it");
-    two.read();
-    assert!(two.write().fenced);
-    assert_eq!(one.write(), TOO_LATE);
-    assert_lost_update(&storage, first, second);
+    assert!(second.at >= scene.promised, "two held it");
+    scene.two.read();
+    assert!(scene.two.write().fenced);
+    assert_eq!(scene.one.write(), TOO_LATE);
+    assert_lost_update(&scene.storage, scene.first, second);
 }
 
 #[test]
 fn restart_guard_off_restarted_majority_gives_two_holders() {
-    let Restarted {
-        storage,
-        one,
-        two,
-        first,
-        second,
-        ..
-    } = Restarted::run(unguarded(LONG_TTL));
-    assert!(one.valid_until().is_some() && two.valid_until().is_some());
-    two.read();
-    assert_eq!(two.write(), ON_TIME);
-    assert_eq!(one.write(), BESIDE_ANOTHER);
-    assert_lost_update(&storage, first, second);
+    let scene = Restarted::run(unguarded(LONG_TTL));
+    write_beside_each_other(&scene.one, &scene.two);
+    assert_lost_update(&scene.storage, scene.first, scene.second);
 }

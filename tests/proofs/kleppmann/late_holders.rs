@@ -12,8 +12,8 @@ use crate::kleppmann::clock::{Clock, SKEW};
 #[cfg(target_os = "linux")]
 use crate::kleppmann::scene::clock_of;
 use crate::kleppmann::scene::{
-    BESIDE_ANOTHER, C, LONG_TTL, ON_TIME, PATIENCE, TOO_LATE, assert_lost_update, micros,
-    unguarded, unguarded_redlock,
+    C, LONG_TTL, PATIENCE, TOO_LATE, assert_lost_update, micros, unguarded, unguarded_redlock,
+    write_beside_each_other,
 };
 use crate::kleppmann::storage::Storage;
 
@@ -21,12 +21,7 @@ use crate::kleppmann::storage::Storage;
 fn client_paused_beyond_its_ttl_is_refused_by_the_storage_and_not_valid() {
     let (cluster, storage) = (Cluster::start(3), Storage::start());
     let setup = unguarded(secs(1));
-    let (one, two) = (
-        Client::start("one", &cluster.urls(), setup, &storage, &[]),
-        Client::start("two", &cluster.urls(), setup, &storage, &[]),
-    );
-    one.wait_until_up(3);
-    two.wait_until_up(3);
+    let [one, two] = Client::start_two(&cluster.urls(), setup, &storage);
     let first = one.lock();
     one.read();
     let promised = one.valid_until().expect("it was acquired just now");
@@ -94,10 +89,7 @@ impl FiveNodes {
         assert!(two.try_lock().is_none(), "C has granted it to the first");
         let_go(&self.cluster.servers[C]);
         let second = two.lock();
-        assert!(one.valid_until().is_some() && two.valid_until().is_some());
-        two.read();
-        assert_eq!(two.write(), ON_TIME);
-        assert_eq!(one.write(), BESIDE_ANOTHER);
+        write_beside_each_other(one, two);
         assert_lost_update(&self.storage, first, second);
         (first.token, second.token)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use support::{Deadline, RedisServer, secs, until_all_up};
 use tower_redlock::{Redlock, RestartGuard};
 
-use crate::kleppmann::client::{Acquired, Setup, Written};
+use crate::kleppmann::client::{Acquired, Client, Setup, Written};
 use crate::kleppmann::storage::Storage;
 
 pub(crate) const fn unguarded(ttl: Duration) -> Setup {
@@ -106,3 +106,12 @@ pub(crate) const TOO_LATE: Written = Written {
     was_valid: false,
     fenced: false,
 };
+
+/// Checks that both hold the lock, and that what the second, who holds it beside the first, writes is kept.
+#[track_caller]
+pub(crate) fn write_beside_each_other(one: &Client, two: &Client) {
+    assert!(one.valid_until().is_some() && two.valid_until().is_some());
+    two.read();
+    assert_eq!(two.write(), ON_TIME);
+    assert_eq!(one.write(), BESIDE_ANOTHER);
+}

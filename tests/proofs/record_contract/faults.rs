@@ -77,24 +77,13 @@ async fn foreign_key_in_place_of_a_lock_is_reported_with_a_remedy() {
 fn acl_of_the_chapter_is_sufficient_for_records() {
     let mut node = start_node();
     let chapter = include_str!("../../../docs/operating_the_nodes.md");
-    let rule = chapter
-        .lines()
-        .find_map(|line| line.strip_prefix("ACL SETUSER locker "));
-    let rights = rule
-        .unwrap()
-        .split(' ')
-        .filter(|word| word.starts_with('+'));
+    let mut lines = chapter.lines();
+    let rule = lines.find_map(|line| line.strip_prefix("ACL SETUSER locker "));
+    let words = rule.unwrap().split(' ');
+    let rights = words.filter(|word| word.starts_with('+'));
     // Of the user that the connection has already; FLUSHALL for the test's own sake.
-    let limit = [
-        "ACL",
-        "SETUSER",
-        "default",
-        "-@all",
-        "+flushall",
-        "resetkeys",
-        "~redlock:*",
-    ];
-    let limit: Vec<&str> = limit.into_iter().chain(rights).collect();
+    let limit = "ACL SETUSER default -@all +flushall resetkeys ~redlock:*";
+    let limit: Vec<&str> = limit.split(' ').chain(rights).collect();
     node.call(&limit);
     for op in all_ops(1) {
         send(&mut node, &command(1, INTENTS, op.clone()), None).unwrap();

@@ -1,66 +1,48 @@
 //! The real node and the reference node side by side.
 
-use std::time::Duration;
+use std::ops::{Deref, DerefMut};
 
-use support::{ScriptNode, secs};
-use tokio::time::Instant;
-use tower_redlock::protocol::Store;
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Reply};
 
-use crate::record_contract::wire::{ROLES, name_of, send, start_node};
+use crate::node_contract;
+use crate::record_contract::wire::{send, start_node};
 
-/// The two nodes side by side. Time passes on both by as much as a test says.
-pub(crate) struct Pair {
-    pub(crate) node: ScriptNode,
-    pub(crate) store: Store,
-    began: Instant,
-    passed: Duration,
+/// The two nodes side by side, with the scripts for recorded keys.
+pub(crate) struct Pair(node_contract::Pair);
+
+impl Deref for Pair {
+    type Target = node_contract::Pair;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Pair {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
 }
 
 impl Pair {
     pub(crate) fn new() -> Self {
-        Self {
-            node: start_node(),
-            store: Store::new(),
-            began: Instant::now(),
-            passed: Duration::ZERO,
-        }
-    }
-
-    pub(crate) fn forget(&mut self) {
-        self.node.call(&["FLUSHALL"]);
-        self.store = Store::new();
-    }
-
-    /// Lets a time pass that is a multiple of [`STEP`]: on the server, every key comes nearer to its end.
-    pub(crate) fn pass(&mut self, time: Duration) {
-        for role in ROLES {
-            let name = name_of(role);
-            let left = self.node.call(&["PTTL", &name]).as_int().unwrap();
-            let time = i64::try_from(time.as_millis()).unwrap();
-            match left {
-                -2 => continue,
-                left if left <= time => self.node.call(&["DEL", &name]),
-                left => self
-                    .node
-                    .call(&["PEXPIRE", &name, &(left - time).to_string()]),
-            };
-        }
-        self.passed += time;
+        Self(node_contract::Pair::of(start_node()))
     }
 
     /// Asks both; panics if they do not answer the same.
     #[track_caller]
     pub(crate) fn ask(&mut self, command: &Command, what: &str) -> Reply {
-        let ours = self.store.apply(command, self.now());
+        let now = self.now();
+        let ours = self.store.apply(command, now);
         self.compare(command, None, ours, what)
     }
 
     /// Asks both in the name of a client that was told a generation.
     #[track_caller]
     pub(crate) fn ask_in(&mut self, known: &Generation, command: &Command, what: &str) -> Reply {
-        let ours = self.store.apply_in(known, command, self.now());
+        let now = self.now();
+        let ours = self.store.apply_in(known, command, now);
         self.compare(command, Some(known), ours, what)
     }
 
@@ -79,24 +61,10 @@ impl Pair {
         );
         ours
     }
-
-    fn now(&self) -> Duration {
-        self.began.elapsed() + self.passed
-    }
 }
 
 fn are_same(ours: &Reply, theirs: &Reply) -> bool {
-    match (ours.clone(), theirs.clone()) {
-        (
-            Reply::Held {
-                expires_in: Some(ours),
-                shown: our,
-            },
-            Reply::Held {
-                expires_in: Some(theirs),
-                shown: their,
-            },
-        ) => our == their && ours.abs_diff(theirs) < TOLERANCE,
+    match (ours, theirs) {
         (
             Reply::Done {
                 record: our,
@@ -106,10 +74,7 @@ fn are_same(ours: &Reply, theirs: &Reply) -> bool {
                 record: their,
                 expires_in: theirs,
             },
-        ) => our == their && ours.abs_diff(theirs) < TOLERANCE,
-        (ours, theirs) => ours == theirs,
+        ) => our == their && ours.abs_diff(*theirs) < node_contract::TOLERANCE,
+        _ => node_contract::are_same(1, ours, theirs),
     }
 }
-
-/// Well below the step of all times, and well above what a busy machine takes.
-const TOLERANCE: Duration = secs(20);

@@ -26,11 +26,8 @@ fn random_requests_with_intents_match_the_reference() {
 /// Clients that want intents beside such that do not, and fences that are at their end.
 #[test]
 fn random_requests_at_the_largest_numbers_match_the_reference() {
-    let seen = compare(
-        3,
-        FencingToken::MAX.as_u64() - 60,
-        &[None, Some(5), Some(40)],
-    );
+    let number = FencingToken::MAX.as_u64() - 60;
+    let seen = compare(3, number, &[None, Some(5), Some(40)]);
     let expected = ALWAYS.into_iter().chain(["intended", "overflow"]);
     assert_eq!(seen, expected.collect());
 }

@@ -97,6 +97,7 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_key() {
     let mut pair = Pair::new();
     let mut ask = |proposal: Option<u64>, number, steps, vanished, what| {
         let (ttl, retention) = (TTL, STEP * steps);
+        let token = Some(number);
         let op = match proposal {
             Some(_) => Op::Acquire {
                 proposal,
@@ -104,7 +105,7 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_key() {
                 retention,
             },
             None => Op::Confirm {
-                token: Some(number),
+                token,
                 ttl,
                 retention,
             },
@@ -188,11 +189,8 @@ fn scripts_have_the_record_sizes_of_the_reference() {
     for script in [acquire, confirm, record, top_up, look] {
         // Both ends count.
         let head = format!(", 0, {})", Record::HEAD - 1);
-        let heads = script.matches("'GETRANGE'").count();
-        assert!(
-            heads > 0 && script.matches(&head).count() == heads,
-            "{script}"
-        );
+        let [heads, whole] = ["'GETRANGE'", &head].map(|text| script.matches(text).count());
+        assert!(heads > 0 && whole == heads, "{script}");
     }
     assert!(record.contains(&format!("string.sub(ARGV[2], 1, {})", Record::HEAD)));
     assert!(acquire.contains(&format!("fence > {} then", FencingToken::MAX)));

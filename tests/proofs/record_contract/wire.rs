@@ -81,19 +81,11 @@ pub(crate) fn send_raw(
             ttl,
             retention,
         } => {
-            let lives = beside
-                .intent
-                .as_ref()
-                .map(|intent| millis(&intent.retention));
-            let lives = lives.unwrap_or_default();
+            let lives = beside.intent.as_ref();
+            let lives = lives.map(|intent| millis(&intent.retention));
             let keys = [Some(lock), Some(fence), Some(done), intent, generation];
-            let args = vec![
-                owner,
-                number(proposal),
-                millis(ttl),
-                millis(retention),
-                lives,
-            ];
+            let mut args = vec![owner, number(proposal), millis(ttl), millis(retention)];
+            args.push(lives.unwrap_or_default());
             (0, keys, args)
         }
         Op::Confirm {
