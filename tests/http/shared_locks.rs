@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use axum::extract::{FromRequestParts, Path, Query};
-use axum::routing::{any, post};
+use axum::routing::{MethodRouter, any, post};
 use axum::{Router, debug_handler};
 use http::request::Parts;
 use http::{Method, StatusCode};
@@ -17,6 +17,15 @@ use tower_redlock::{
 };
 
 use crate::shop::{AppState, OrderId, Transfer, until_free};
+
+/// A layer that locks the account which a transfer is from.
+fn transfers(handler: MethodRouter<Redlock>, redlock: Redlock) -> Router {
+    let by_from = ("account", key::query("from"));
+    Router::new()
+        .route("/transfer", handler)
+        .route_layer(RedlockLayer::new(redlock.clone(), by_from))
+        .with_state(redlock)
+}
 
 #[tokio::test(start_paused = true)]
 async fn locked_shares_the_lock_of_a_layer_with_the_same_key() {
@@ -55,15 +64,9 @@ async fn locked_takes_only_keys_that_the_request_does_not_hold() {
         format!("{held}")
     }
     let (nodes, redlock) = three_nodes();
-    let by_from = ("account", key::query("from"));
-    let app = Router::new()
-        .route("/transfer", post(handler))
-        .route_layer(RedlockLayer::new(redlock.clone(), by_from))
-        .with_state(redlock);
-    assert_eq!(
-        send(&app, "POST", "/transfer?from=a&to=b").await.text(),
-        "2"
-    );
+    let app = transfers(post(handler), redlock);
+    let answer = send(&app, "POST", "/transfer?from=a&to=b").await;
+    assert_eq!(answer.text(), "2");
     until_free(&nodes).await;
 }
 
@@ -179,15 +182,9 @@ async fn fencing_token_of_returns_the_token_of_each_key() {
         format!("{:?}", guard.fencing_token_of(&c))
     }
     let redlock = redlock(&ScriptedNodes::new(3));
-    let by_from = ("account", key::query("from"));
-    let app = Router::new()
-        .route("/transfer", post(handler))
-        .route_layer(RedlockLayer::new(redlock.clone(), by_from))
-        .with_state(redlock);
-    assert_eq!(
-        send(&app, "POST", "/transfer?from=a&to=b").await.text(),
-        "None"
-    );
+    let app = transfers(post(handler), redlock);
+    let answer = send(&app, "POST", "/transfer?from=a&to=b").await;
+    assert_eq!(answer.text(), "None");
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@ use axum::Router;
 use axum::extract::Query;
 use axum::response::IntoResponse;
 use axum::routing::post;
-use support::http::{Response, listen, request};
+use support::http::{Response, request, serve};
 use support::{Cluster, RedisServer, ms, secs, until, wait_until};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -73,11 +73,7 @@ impl Server {
     }
 
     pub(crate) async fn serve(redlock: Redlock, app: Router) -> Self {
-        let (listener, addr) = listen().await;
-        let serving = tokio::spawn(async move {
-            let served = axum::serve(listener, app).await;
-            served.expect("axum serves until it is aborted");
-        });
+        let (addr, serving) = serve(app).await;
         Self {
             redlock,
             addr,

@@ -380,9 +380,7 @@ async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
         panic!("{} of two records", names.len());
     };
     let on_all = |command: &[&str]| {
-        for server in &nodes.cluster.servers {
-            server.command(command);
-        }
+        nodes.cluster.command(command);
     };
     on_all(&["COPY", two, "saved"]);
     // Another's is put in its place, it is damaged, or taken away.

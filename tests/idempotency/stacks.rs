@@ -16,7 +16,7 @@ use axum::routing::{any, get, post};
 use futures_util::stream;
 use http_body_util::{Limited, StreamBody};
 use hyper::body::Frame;
-use support::http::{Client, listen};
+use support::http::{Client, serve};
 use support::{Answer, Executed, ms, redlock, secs, subscribe, wait_until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -338,11 +338,7 @@ impl Server {
             .route("/", post(pay))
             .route("/trailers", post(with_trailers))
             .route_layer(once);
-        let (listener, addr) = listen().await;
-        let serving = tokio::spawn(async move {
-            let served = axum::serve(listener, app).await;
-            served.expect("axum serves until it is aborted");
-        });
+        let (addr, serving) = serve(app).await;
         Self {
             addr,
             redlock,

@@ -76,6 +76,13 @@ async fn drain(redlock: &Redlock, what: &str) {
     assert!(began.elapsed() <= 3 * NODE_TIMEOUT, "{what}: {drained:?}");
 }
 
+/// Checks that no node has a lock after a drain, once what is on a slow wire has arrived.
+async fn nothing_is_left(nodes: &ScriptedNodes, redlock: &Redlock, what: &str) {
+    drain(redlock, what).await;
+    sleep(TOO_SLOW).await;
+    assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+}
+
 /// Drops the future of a lock at every poll until it completes, over all kinds of nodes.
 async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: bool) {
     for gates in all_gates() {
@@ -95,10 +102,7 @@ async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: b
             // A guard is dropped here too, at the moment it was handed out.
             drop((asking, outcome));
 
-            drain(&redlock, &what).await;
-            // What is on a slow wire arrives.
-            sleep(TOO_SLOW).await;
-            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+            nothing_is_left(&nodes, &redlock, &what).await;
             set_all(&nodes, [Gate::Ready; 3]);
             let other = build();
             let lock = other.lock_all(keys.iter().copied()).wait(Duration::ZERO);
@@ -297,10 +301,7 @@ async fn release_of_a_bare_majority_dropped_at_any_poll_releases_every_node() {
                 None => cut_short += 1,
             }
             drop(releasing);
-            drain(&redlock, &what).await;
-            // Behind an acquisition that is still on the wire.
-            sleep(TOO_SLOW).await;
-            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+            nothing_is_left(&nodes, &redlock, &what).await;
         }
     }
     // Two of the seven kinds of nodes vote in time.
@@ -322,9 +323,7 @@ async fn guard_dropped_during_a_renewal_leaves_no_key() {
             sleep(TTL / 3 + ms(1 + after)).await;
             assert!(nodes.sent(0, OpKind::Confirm) > 0, "{what}");
             drop(guard);
-            drain(&redlock, &what).await;
-            sleep(TOO_SLOW).await;
-            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+            nothing_is_left(&nodes, &redlock, &what).await;
         }
     }
 }
@@ -345,9 +344,7 @@ async fn extension_dropped_at_any_poll_leaves_a_valid_lock_that_can_be_released(
             }
             assert!(Instant::now() + guard.valid_for() >= end, "{what}");
             drop(guard);
-            drain(&redlock, &what).await;
-            sleep(TOO_SLOW).await;
-            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+            nothing_is_left(&nodes, &redlock, &what).await;
         }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn processes<const N: usize>() -> (ScriptedNodes, [Redlock; N]) {
 /// Redlocks like those of [`processes`], which poll so rarely that only a notification wakes their waiters in time.
 pub(crate) fn polling<const N: usize>(nodes: &ScriptedNodes, interval: Duration) -> [Redlock; N] {
     let retry = Retry::default().poll_interval(interval);
-    [(); N].map(|()| builder(nodes).retry(retry.clone()).build().unwrap())
+    [(); N].map(|()| builder(nodes).retry(retry).build().unwrap())
 }
 
 pub(crate) fn processes_of<const N: usize>(nodes: &ScriptedNodes) -> [Redlock; N] {

@@ -141,20 +141,13 @@ struct Ended {
 /// of the payments.
 async fn kill(times: u64, at_most_once: bool, met: impl Fn(&Cases) -> bool) -> Cases {
     let (cluster, effects) = (Cluster::start(3), Effects::new());
-    let setup = Setup {
-        urls: cluster.urls(),
-        at_most_once,
-        ttl: TTL,
-        effects: effects.path(),
-    };
+    let setup = Setup::new(&cluster, &effects, at_most_once, TTL);
     let others = [Survivor::start(&setup).await, Survivor::start(&setup).await];
     let (mut cases, mut killed) = (Cases::default(), 0);
     while killed < times || (killed < 4 * times && !met(&cases)) {
         let kills = (killed..killed + times).map(|number| kill_one(number, &setup, &others));
-        let ended: Vec<_> = stream::iter(kills)
-            .buffer_unordered(AT_A_TIME)
-            .collect()
-            .await;
+        let ended = stream::iter(kills).buffer_unordered(AT_A_TIME);
+        let ended: Vec<_> = ended.collect().await;
         killed += times;
         let lines = effects.lines();
         for payment in ended.iter().flatten() {
@@ -163,11 +156,7 @@ async fn kill(times: u64, at_most_once: bool, met: impl Fn(&Cases) -> bool) -> C
             cases += payment.case(&by, at_most_once);
         }
     }
-    let mode = if at_most_once {
-        "at most once"
-    } else {
-        "by default"
-    };
+    let mode = format!("at most once: {at_most_once}");
     println!("{killed} kills under {PAYMENTS} payments each, {mode}: {cases:?}");
     assert!(met(&cases), "there are cases that were not met: {cases:?}");
     cases
@@ -192,9 +181,7 @@ impl Ended {
         } else {
             assert!(told.iter().all(|told| told.body().is_some()), "{what}");
         }
-        let answered = answer
-            .as_ref()
-            .is_some_and(|answer| answer.body().is_some());
+        let answered = answer.as_ref().is_some_and(|it| it.body().is_some());
         let by = executed_by.first().copied();
         Cases::of(answered, told, executed_by.len(), by, who)
     }

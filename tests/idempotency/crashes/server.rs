@@ -11,19 +11,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::{Query, State};
-use axum::http::Request;
 use axum::routing::post;
-use http_body_util::BodyExt;
 use nix::sys::signal::Signal;
 use support::http::{Response, listen};
-use support::{ChildProcess, Deadline, ms, until_all_up};
+use support::{Answer, ChildProcess, Cluster, Deadline, ms, request_with, until_all_up};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::runtime;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
-use tower::ServiceExt;
 use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, RestartGuard, Retry, scope};
 
 use crate::crashes::{KEY, PATIENCE, POLL};
@@ -35,6 +31,22 @@ pub(crate) struct Setup {
     pub(crate) at_most_once: bool,
     pub(crate) ttl: Duration,
     pub(crate) effects: PathBuf,
+}
+
+impl Setup {
+    pub(crate) fn new(
+        cluster: &Cluster,
+        effects: &Effects,
+        at_most_once: bool,
+        ttl: Duration,
+    ) -> Self {
+        Self {
+            urls: cluster.urls(),
+            at_most_once,
+            ttl,
+            effects: effects.path(),
+        }
+    }
 }
 
 /// A file that has a line for every execution; removed when dropped.
@@ -106,10 +118,8 @@ impl Bank {
 
     /// In one write at the end of the file: it is there as a whole or not at all.
     fn note(&self, key: &str) {
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&self.effects);
+        let mut file = OpenOptions::new();
+        let file = file.create(true).append(true).open(&self.effects);
         let mut file = file.expect("the folder is there");
         let written = file.write_all(format!("{key} {}\n", process::id()).as_bytes());
         written.expect("the disk is not full");
@@ -134,13 +144,7 @@ pub(crate) enum Told {
 impl Told {
     /// Whether it was paid by this very request.
     pub(crate) fn is_executed(&self) -> bool {
-        matches!(
-            self,
-            Self::Paid {
-                replayed: false,
-                ..
-            }
-        )
+        matches!(self, Self::Paid { replayed, .. } if !replayed)
     }
 
     #[track_caller]
@@ -181,21 +185,16 @@ impl Survivor {
     }
 
     async fn pay(&self, key: &str) -> Told {
-        let request = Request::post("/payments").header(KEY, key);
-        let request = request
-            .body(Body::empty())
-            .expect("the request is well-formed");
-        let response = self.0.clone().oneshot(request).await;
-        let (head, body) = response.unwrap_or_else(|never| match never {}).into_parts();
-        let body = body.collect().await.expect("it is in memory").to_bytes();
-        let replayed = head.headers.contains_key(REPLAYED);
-        Told::of(head.status.as_u16(), replayed, &body)
+        let request = request_with("POST", "/payments", &[(KEY, key)]);
+        let answer = Answer::to(&self.0, request).await;
+        let replayed = answer.headers.contains_key(REPLAYED);
+        Told::of(answer.status.as_u16(), replayed, &answer.body)
     }
 
     /// Sends duplicates until enough nodes are in time.
     pub(crate) async fn pay_in_time(&self, key: &str) -> Told {
-        self.pay_until(key, POLL, |told| *told != Told::Unavailable)
-            .await
+        let is_in_time = |told: &Told| *told != Told::Unavailable;
+        self.pay_until(key, POLL, is_in_time).await
     }
 
     /// Sends duplicates until one is told what became of the payment.
@@ -236,12 +235,8 @@ impl Victim {
             envs.push((AT_MOST_ONCE, "1"));
         }
         let program = env::current_exe().expect("a test knows its own path");
-        let args = [
-            "crashes::server_process",
-            "--exact",
-            "--ignored",
-            "--nocapture",
-        ];
+        let args = "crashes::server_process --exact --ignored --nocapture";
+        let args: Vec<_> = args.split(' ').collect();
         let (process, orders) = ChildProcess::start_to_talk(program, &args, &envs);
         let line = process.wait_for_line(LISTENING, PATIENCE);
         let addr = line.trim_start_matches(LISTENING).parse();
