@@ -38,9 +38,11 @@ async fn eight_at_once(clients: &mut [Client], path: impl Fn(usize) -> String) -
     join_all(requests).await
 }
 
-async fn eight_clients(servers: &[(ChildProcess, SocketAddr)]) -> Vec<Client> {
-    let servers = servers.iter().cycle().take(8);
-    join_all(servers.map(|(_, addr)| Client::connect(*addr))).await
+async fn eight_clients(cluster: &Cluster) -> ([(ChildProcess, SocketAddr); 2], Vec<Client>) {
+    let servers = two_servers(cluster);
+    let addrs = servers.iter().map(|(_, addr)| *addr).cycle().take(8);
+    let clients = join_all(addrs.map(Client::connect)).await;
+    (servers, clients)
 }
 
 fn assert_honest_refusal(refusal: &Response, account: &str, nodes: &[String]) {
@@ -66,8 +68,7 @@ fn assert_honest_refusal(refusal: &Response, account: &str, nodes: &[String]) {
 async fn eight_concurrent_withdrawals_over_two_servers_grant_one() {
     let _alone = alone().await;
     let cluster = Cluster::start(3);
-    let servers = two_servers(&cluster);
-    let mut clients = eight_clients(&servers).await;
+    let (_servers, mut clients) = eight_clients(&cluster).await;
     let account = "account-no-4711";
     let hold = HOLD.as_millis();
     let path = format!("/accounts/{account}/withdraw?amount=0&hold_ms={hold}");
@@ -108,8 +109,7 @@ async fn eight_concurrent_withdrawals_over_two_servers_grant_one() {
 async fn different_keys_never_contend() {
     let _alone = alone().await;
     let cluster = Cluster::start(3);
-    let servers = two_servers(&cluster);
-    let mut clients = eight_clients(&servers).await;
+    let (_servers, mut clients) = eight_clients(&cluster).await;
     for _ in 0..25 {
         let path = |i| format!("/accounts/{i}/withdraw?amount=0&hold_ms=10");
         for response in eight_at_once(&mut clients, path).await {

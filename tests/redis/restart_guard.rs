@@ -258,13 +258,22 @@ async fn restart_guard_off_flushed_majority_grants_the_lock_again() {
     assert!(two_hold_it, "this is what the guard is for");
 }
 
-#[tokio::test]
-async fn replica_does_not_vote() {
+/// Three nodes, and a fourth server that one of them may replicate, if servers may.
+fn three_and_a_master() -> Option<(Cluster, Redlock)> {
     let cluster = Cluster::start(4);
     if cluster.servers[0].is_in_cluster_mode() {
-        return not_run("a replica: REPLICAOF is not allowed in cluster mode");
+        not_run("a replica: REPLICAOF is not allowed in cluster mode");
+        return None;
     }
-    let redlock = guarded(cluster.urls().into_iter().take(3)).build().unwrap();
+    let redlock = guarded(cluster.urls().into_iter().take(3)).build();
+    Some((cluster, redlock.unwrap()))
+}
+
+#[tokio::test]
+async fn replica_does_not_vote() {
+    let Some((cluster, redlock)) = three_and_a_master() else {
+        return;
+    };
     let master = cluster.servers[3].port().to_string();
     cluster.servers[0].command(&["REPLICAOF", "127.0.0.1", &master]);
     with_quorum(&redlock).await;
@@ -278,11 +287,9 @@ async fn replica_does_not_vote() {
 
 #[tokio::test]
 async fn promoted_replica_is_quarantined() {
-    let cluster = Cluster::start(4);
-    if cluster.servers[0].is_in_cluster_mode() {
-        return not_run("a promoted replica: REPLICAOF is not allowed in cluster mode");
-    }
-    let redlock = guarded(cluster.urls().into_iter().take(3)).build().unwrap();
+    let Some((cluster, redlock)) = three_and_a_master() else {
+        return;
+    };
     admitted(&redlock).await;
     let server = &cluster.servers[0];
     cluster.servers[3].command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
