@@ -22,6 +22,9 @@
     )
 )]
 
+#[macro_use]
+mod macros;
+
 #[cfg(feature = "client")]
 pub mod client;
 #[cfg(feature = "axum")]

@@ -1,9 +1,12 @@
 //! What a response says about its request: executed for good, refused, or not known yet.
 
 use std::future::poll_fn;
+use std::mem;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, UNIX_EPOCH};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Body;
@@ -107,6 +110,39 @@ where
         header(GRPC_MESSAGE, "deadline-exceeded");
     }
     response
+}
+
+impl<B: Body<Data = Bytes> + Unpin> ReadBody<B> {
+    /// Returns a copy, if the body was read to its end.
+    pub(super) fn copy(&self) -> Option<Self> {
+        let is_whole = self.rest.is_none() && self.error.is_none();
+        is_whole.then(|| Self::whole(self.bytes.clone(), self.trailers.clone()))
+    }
+
+    /// Reads until the end, an error, or more than `limit` bytes. A body that says that it is longer is not begun.
+    pub(super) fn poll_read(&mut self, limit: u64, context: &mut Context<'_>) -> Poll<()> {
+        let read = &mut self.bytes;
+        while let Some(rest) = &mut self.rest
+            && rest.size_hint().lower().saturating_add(read.len() as u64) <= limit
+        {
+            match ready!(Pin::new(rest).poll_frame(context)) {
+                None => self.rest = None,
+                Some(Err(error)) => {
+                    (self.rest, self.error) = (None, Some(error));
+                }
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) if read.is_empty() => *read = data,
+                    Ok(data) => {
+                        let mut joined = BytesMut::from(mem::take(read));
+                        joined.extend_from_slice(&data);
+                        *read = joined.freeze();
+                    }
+                    Err(frame) => self.trailers = frame.into_trailers().ok(),
+                },
+            }
+        }
+        Poll::Ready(())
+    }
 }
 
 fn is_problem(headers: &HeaderMap) -> bool {

@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use tower::Layer;
 
-use crate::client::attempt::Attempt;
-use crate::client::config::Config;
-use crate::client::service::RetryLockedService;
-use crate::middleware::macros::opaque_debug;
+use crate::client::service::{Attempt, Config, RetryLockedService};
 use crate::protocol::Retry;
 
 /// Layer that applies the [`RetryLockedService`] middleware: sends a request again when the server says that it can

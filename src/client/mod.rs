@@ -37,16 +37,12 @@
 //! The [guide](crate::guide::clients) tells what each `code` means for a client.
 
 mod answer;
-mod attempt;
-mod body;
-mod config;
 mod idempotent;
 mod layer;
 mod service;
 #[cfg(test)]
 mod tests;
 
-pub use attempt::{Attempt, Decision};
 pub use idempotent::{IdempotentLayer, IdempotentService};
 pub use layer::RetryLockedLayer;
-pub use service::RetryLockedService;
+pub use service::{Attempt, Decision, RetryLockedService};

@@ -6,20 +6,61 @@ use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use tokio::time::{Instant, sleep, timeout_at};
 use tower::{Service, ServiceExt};
 
 use crate::client::answer::{Verdict, deadline_exceeded, judge, retry_after};
-use crate::client::attempt::{Attempt, Decision};
-use crate::client::config::Config;
 use crate::client::idempotent::has_key;
-use crate::middleware::macros::opaque_debug;
 use crate::middleware::{ReadBody, RequestKind};
 use crate::node::{after, random_u64};
+use crate::protocol::Retry;
+
+/// One attempt to send a request, for [`on_attempt`](crate::client::RetryLockedLayer::on_attempt).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Attempt {
+    /// Its number within the call, from 1 on.
+    pub number: u32,
+    /// The status of its response; `None` if the inner service returned an error, or the deadline passed before.
+    pub status: Option<StatusCode>,
+    /// What follows it.
+    pub decision: Decision,
+}
+
+/// What follows an attempt. All but [`SendAgain`](Self::SendAgain) end the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Decision {
+    /// The response is final.
+    Return,
+    /// The request is sent again after this delay.
+    SendAgain(Duration),
+    /// The connection was lost, and the request has neither an `Idempotency-Key` nor an idempotent method: to send it
+    /// again might execute it twice.
+    NoKey,
+    /// The body cannot be sent again; see [`max_body`](crate::client::RetryLockedLayer::max_body).
+    BodyConsumed,
+    /// This was the last attempt; see [`attempts`](crate::client::RetryLockedLayer::attempts).
+    NoAttemptLeft,
+    /// The deadline has passed, or would pass before the next attempt; see
+    /// [`deadline`](crate::client::RetryLockedLayer::deadline).
+    NoTimeLeft,
+}
+
+/// The settings of a layer and its services.
+#[derive(Clone)]
+pub(super) struct Config {
+    pub(super) attempts: u32,
+    pub(super) deadline: Duration,
+    pub(super) backoff: Retry,
+    pub(super) max_body: u64,
+    pub(super) on_attempt: Arc<dyn Fn(&Attempt) + Send + Sync>,
+}
 
 /// Middleware that sends a request again when that is safe and can succeed.
 ///

@@ -120,74 +120,41 @@ pub struct Locked<T: LockResource>(
     pub T,
 );
 
-impl<S, T> FromRequestParts<S> for Locked<T>
-where
-    S: Send + Sync,
-    T: FromRequestParts<S> + LockResource + Send,
-    Redlock: FromRef<S>,
-{
-    type Rejection = LockedRejection<T::Rejection>;
+/// Extracts a resource and takes its lock, for each trait of axum that extracts something or nothing, from the head of a
+/// request or all of it.
+macro_rules! extract_locked {
+    ($($trait:ident::$extract:ident($input:ty) by $locks:ident -> $output:ty, by $lock:ident;)+) => {$(
+        impl<S, T> $trait<S> for Locked<T>
+        where
+            S: Send + Sync,
+            T: $trait<S> + LockResource + Send,
+            Redlock: FromRef<S>,
+        {
+            type Rejection = LockedRejection<T::Rejection>;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
-        let resource = T::from_request_parts(parts, state).await;
-        let resource = resource.map_err(LockedRejection::Inner)?;
-        let locks = RequestLocks::from_parts(parts, Redlock::from_ref(state));
-        locks.lock(resource).await
-    }
+            async fn $extract(input: $input, state: &S) -> Result<$output, Self::Rejection> {
+                let (input, locks) = RequestLocks::$locks(input, Redlock::from_ref(state));
+                let resource = T::$extract(input, state).await.map_err(LockedRejection::Inner)?;
+                locks.$lock(resource).await
+            }
+        }
+    )+};
 }
 
-impl<S, T> OptionalFromRequestParts<S> for Locked<T>
-where
-    S: Send + Sync,
-    T: OptionalFromRequestParts<S> + LockResource + Send,
-    Redlock: FromRef<S>,
-{
-    type Rejection = LockedRejection<T::Rejection>;
-
-    async fn from_request_parts(
-        parts: &mut Parts,
-        state: &S,
-    ) -> Result<Option<Self>, Self::Rejection> {
-        let resource = T::from_request_parts(parts, state).await;
-        let Some(resource) = resource.map_err(LockedRejection::Inner)? else {
-            return Ok(None);
-        };
-        let locks = RequestLocks::from_parts(parts, Redlock::from_ref(state));
-        locks.lock(resource).await.map(Some)
-    }
+extract_locked! {
+    FromRequestParts::from_request_parts(&mut Parts) by from_parts -> Self, by lock;
+    OptionalFromRequestParts::from_request_parts(&mut Parts) by from_parts -> Option<Self>, by lock_any;
+    FromRequest::from_request(Request) by from_request -> Self, by lock;
+    OptionalFromRequest::from_request(Request) by from_request -> Option<Self>, by lock_any;
 }
 
-impl<S, T> FromRequest<S> for Locked<T>
-where
-    S: Send + Sync,
-    T: FromRequest<S> + LockResource + Send,
-    Redlock: FromRef<S>,
-{
-    type Rejection = LockedRejection<T::Rejection>;
-
-    async fn from_request(request: Request, state: &S) -> Result<Self, Self::Rejection> {
-        let (request, locks) = RequestLocks::from_request(request, Redlock::from_ref(state));
-        let resource = T::from_request(request, state).await;
-        let resource = resource.map_err(LockedRejection::Inner)?;
-        locks.lock(resource).await
-    }
-}
-
-impl<S, T> OptionalFromRequest<S> for Locked<T>
-where
-    S: Send + Sync,
-    T: OptionalFromRequest<S> + LockResource + Send,
-    Redlock: FromRef<S>,
-{
-    type Rejection = LockedRejection<T::Rejection>;
-
-    async fn from_request(request: Request, state: &S) -> Result<Option<Self>, Self::Rejection> {
-        let (request, locks) = RequestLocks::from_request(request, Redlock::from_ref(state));
-        let resource = T::from_request(request, state).await;
-        let Some(resource) = resource.map_err(LockedRejection::Inner)? else {
-            return Ok(None);
-        };
-        locks.lock(resource).await.map(Some)
+/// The refusals for the lock; see those of a [`RedlockLayer`](crate::RedlockLayer).
+///
+/// Those of `T` itself are not among them. 429 is for a resource with [`slots`](crate::LockOptions::slots).
+#[cfg(feature = "utoipa")]
+impl<T: LockResource> utoipa::IntoResponses for Locked<T> {
+    fn responses() -> crate::middleware::Responses {
+        crate::RedlockLayer::<crate::CancelOnDisconnect>::responses()
     }
 }
 
@@ -256,18 +223,19 @@ struct RequestLocks {
 }
 
 impl RequestLocks {
-    fn from_parts(parts: &mut Parts, redlock: Redlock) -> Self {
-        Self {
+    fn from_parts(parts: &mut Parts, redlock: Redlock) -> (&mut Parts, Self) {
+        let locks = Self {
             redlock,
             format: RefusalFormat::from_parts(parts),
             token: CallToken::from_extensions(&parts.extensions),
             handles: LockHandles::from_extensions(&mut parts.extensions),
-        }
+        };
+        (parts, locks)
     }
 
     fn from_request(request: Request, redlock: Redlock) -> (Request, Self) {
         let (mut parts, body) = request.into_parts();
-        let locks = Self::from_parts(&mut parts, redlock);
+        let (_, locks) = Self::from_parts(&mut parts, redlock);
         (Request::from_parts(parts, body), locks)
     }
 
@@ -293,6 +261,17 @@ impl RequestLocks {
                 let refused = ExtractorRejection::of_lock(rejection, self.format, self.token);
                 Err(LockedRejection::Lock(refused))
             }
+        }
+    }
+
+    /// Takes the lock on a resource, if the request names any.
+    async fn lock_any<T: LockResource, R>(
+        self,
+        resource: Option<T>,
+    ) -> Result<Option<Locked<T>>, LockedRejection<R>> {
+        match resource {
+            Some(resource) => self.lock(resource).await.map(Some),
+            None => Ok(None),
         }
     }
 }

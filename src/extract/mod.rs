@@ -4,8 +4,6 @@ mod admin;
 mod handle;
 mod key_path;
 mod locked;
-#[cfg(feature = "utoipa")]
-mod openapi;
 mod path;
 mod rejection;
 

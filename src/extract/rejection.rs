@@ -7,7 +7,6 @@ use http::StatusCode;
 use http::request::Parts;
 
 use crate::lock::{LockError, LockOptions};
-use crate::middleware::macros::opaque_debug;
 use crate::middleware::{
     CallToken, LoggedMistakes, Rejection, RejectionResponse, RequestKind, route_of,
 };

@@ -11,7 +11,6 @@ use tokio::sync::mpsc;
 use tower::BoxError;
 
 use crate::middleware::WholeBody;
-use crate::middleware::macros::opaque_debug;
 
 /// Response body: the stream of the inner body, or a recorded response.
 ///

@@ -142,8 +142,9 @@ impl ActiveExecutions {
     /// Returns the layer that executes a resource.
     fn layer_of(&self, redlock: &Redlock, resource: &LockKey) -> Option<&LayerId> {
         self.0.iter().find_map(|(execution, layer, is_answered)| {
+            let is_of_key = redlock.owns(&execution.0) && execution.key() == resource;
             let is_active = !is_answered.load(Ordering::Relaxed);
-            (is_active && execution.is_executing(redlock, resource)).then_some(layer)
+            (is_active && is_of_key && execution.0.lease().is_shared()).then_some(layer)
         })
     }
 }

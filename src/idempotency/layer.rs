@@ -14,7 +14,6 @@ use crate::idempotency::config::Config;
 use crate::idempotency::fingerprint;
 use crate::idempotency::service::IdempotencyService;
 use crate::lock::{BuildError, LockOptions, Redlock, WaiterCap};
-use crate::middleware::macros::{layer_setters, opaque_debug};
 use crate::middleware::{KeyExtractor, Refusals, RejectionResponse};
 use crate::node::telemetry;
 use crate::once::{DAY, bound_body, bound_retention};
@@ -224,6 +223,14 @@ impl<S> Layer<S> for IdempotencyLayer {
         telemetry::register_with_records(LABEL);
         IdempotencyService::new(inner, Arc::clone(&self.config))
     }
+}
+
+#[cfg(feature = "utoipa")]
+into_responses! {
+    /// The refusals of the layer, with its default `rejection`; see those of a [`RedlockLayer`](crate::RedlockLayer).
+    ///
+    /// A replay is one of the handler's own responses.
+    IdempotencyLayer: 400 | 408 | 409 | 413 | 422 | 500 | 503,
 }
 
 opaque_debug! { IdempotencyLayer [redlock = config.redlock] }

@@ -23,8 +23,6 @@ mod fingerprint;
 pub(crate) mod fuzzing;
 mod header;
 pub(crate) mod layer;
-#[cfg(feature = "utoipa")]
-mod openapi;
 pub(crate) mod scope;
 mod service;
 mod stored;

@@ -17,7 +17,6 @@ use tower::{BoxError, Service, ServiceExt};
 use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::config::{ActiveExecutions, Config};
 use crate::idempotency::task::{ExecutionTask, Responder};
-use crate::middleware::macros::opaque_debug;
 use crate::middleware::{
     CallToken, CallTracker, LockHandles, ReadBody, Rejection, RequestKind, matched_no_route,
     read_error,

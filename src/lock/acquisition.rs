@@ -19,7 +19,6 @@
 //! higher there, the earlier ones are raised. So every group of a key remembers a fence that is not lower than the tokens of
 //! all holders, whichever groups the next holder asks.
 
-use std::fmt;
 use std::future::{Future, IntoFuture, pending};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -108,15 +107,8 @@ impl LockRequest {
     }
 }
 
-/// Not derived, because that would show the whole service, with the keys of other callers.
-impl fmt::Debug for LockRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockRequest")
-            .field("keys", &self.keys)
-            .field("options", &self.options)
-            .finish_non_exhaustive()
-    }
-}
+// Without the service, which has the keys of other callers.
+opaque_debug! { LockRequest [keys = keys, options = options] }
 
 /// Future of a [`LockRequest`].
 ///
@@ -145,11 +137,7 @@ impl Future for LockFuture {
     }
 }
 
-impl fmt::Debug for LockFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockFuture").finish_non_exhaustive()
-    }
-}
+opaque_debug! { LockFuture }
 
 impl Group {
     /// Acquires the permits of all keys for a caller that wants this lock, at once if they are free.

@@ -86,16 +86,8 @@ impl AcquireError {
     /// Returns the error for the caller of a plain lock, for whom nothing else decides.
     pub(crate) fn into_lock_error(self) -> LockError {
         match self {
-            Self::Contended {
-                retry_after,
-                holder,
-                ..
-            } => LockError::Contended {
-                retry_after,
-                holder,
-            },
             Self::Failed(error) => error,
-            Self::Decided(_) | Self::Abandoned => LockError::Closed,
+            error => error.for_others().unwrap_or(LockError::Closed),
         }
     }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::settings::Settings;
-use crate::node::{Home, Job, Node, NodeFailure, Packet, Peers, VoteReceiver};
+use crate::node::{
+    Home, Job, Node, NodeFailure, Packet, Peers, ReleaseSignal, Subscription, VoteReceiver,
+};
 use crate::protocol::Quorum;
 use crate::protocol::message::Reply;
 
@@ -55,6 +57,16 @@ impl Cluster {
             settings: Arc::clone(settings),
             home: Arc::clone(home),
         })
+    }
+
+    /// Subscribes a new signal to the releases of a lock, until the subscriptions are dropped.
+    pub(crate) fn subscribe(&self, lock: &Arc<[u8]>) -> (Arc<ReleaseSignal>, Vec<Subscription>) {
+        let signal = ReleaseSignal::new(self.quorum);
+        let nodes = self.nodes.iter().enumerate();
+        let subscribed =
+            nodes.filter_map(|(number, node)| node.subscribe(lock, (Arc::clone(&signal), number)));
+        let subscriptions = subscribed.collect();
+        (signal, subscriptions)
     }
 
     /// Sends all nodes the same request, or else a health check, as [`ask`](Self::ask) does.

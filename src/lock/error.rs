@@ -110,6 +110,20 @@ impl LockError {
         }
     }
 
+    /// Creates the error of a request that too few nodes granted, of which `nodes` tells why the others did not.
+    pub(crate) fn without_quorum(
+        needed: usize,
+        voted: Vec<Arc<str>>,
+        nodes: Vec<NodeFailure>,
+    ) -> Self {
+        Self::Unavailable {
+            reached: voted.len(),
+            needed,
+            voted,
+            nodes,
+        }
+    }
+
     /// Returns the error of a caller that has not heard who holds the lock.
     pub(crate) fn contended(retry_after: Option<Duration>) -> Self {
         Self::Contended {
@@ -178,11 +192,6 @@ impl LockError {
             } => quarantined(*reached, *needed, nodes),
             _ => None,
         }
-    }
-
-    /// Returns whether the same request fails again in any case.
-    pub(crate) fn is_permanent(&self) -> bool {
-        self.outcome() == "invalid"
     }
 
     /// Returns the name of the error in spans and metrics.
@@ -492,11 +501,7 @@ impl Future for Lost {
     }
 }
 
-impl fmt::Debug for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lost").finish_non_exhaustive()
-    }
-}
+opaque_debug! { Lost }
 
 #[cfg(test)]
 mod tests {

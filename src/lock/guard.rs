@@ -414,11 +414,6 @@ impl LockHandle {
         alone
     }
 
-    /// Returns whether the lock has a holder, so that it is neither released nor about to be.
-    pub(crate) fn is_held(&self) -> bool {
-        self.lease.is_shared()
-    }
-
     /// Returns whether both handles belong to the same lock.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.lease, &other.lease)

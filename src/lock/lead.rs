@@ -1,6 +1,5 @@
 //! Leading: work that one process at a time does, for as long as it holds a key.
 
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -97,13 +96,7 @@ impl Future for Lead {
     }
 }
 
-impl fmt::Debug for Lead {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lead")
-            .field("options", &self.options)
-            .finish_non_exhaustive()
-    }
-}
+opaque_debug! { Lead [options = options] }
 
 impl Drop for Term {
     fn drop(&mut self) {
@@ -146,7 +139,8 @@ where
                 drop(term);
             }
             Err(LockError::Closed) => return Ok(()),
-            Err(error) if error.is_permanent() => return Err(error),
+            // The same request fails again in any case.
+            Err(error) if error.outcome() == "invalid" => return Err(error),
             Err(error) => {
                 tracing::debug!(%error, "redlock campaign failed");
                 failures += 1;

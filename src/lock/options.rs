@@ -217,11 +217,6 @@ impl LockOptions {
         matches!(self.access, Some(Access::Slot(_)))
     }
 
-    /// Returns whether a request waits for a held lock.
-    pub(crate) fn has_wait(&self) -> bool {
-        self.wait.is_some_and(|wait| !wait.is_zero())
-    }
-
     fn options_mut(&mut self) -> &mut Self {
         self
     }

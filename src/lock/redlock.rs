@@ -228,15 +228,6 @@ impl Redlock {
         &self.0
     }
 
-    /// Returns whether a request that holds some keys of this service may wait for others.
-    pub(crate) fn may_wait_for<'k>(
-        &self,
-        wanted: &LockKeys,
-        held: impl Iterator<Item = &'k LockKey>,
-    ) -> bool {
-        self.0.layout.comes_after(wanted, held)
-    }
-
     /// Returns whether a lock belongs to this service, and not to one with other nodes or another namespace.
     pub(crate) fn owns(&self, handle: &LockHandle) -> bool {
         Arc::ptr_eq(&self.0.registry, &handle.lease().spec.registry)

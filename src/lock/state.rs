@@ -137,7 +137,8 @@ impl LockState {
 
     /// Notes that the caller gets its guard now. The times that `max_hold` and `hold_at_least` bound begin.
     pub(crate) fn set_delivered(&self) {
-        if self.spec.lease.counts_from_delivery() {
+        let spec = &self.spec.lease;
+        if spec.is_partial || spec.hold_at_least.is_some() {
             self.state.lock().delivered_at = Some(Instant::now());
         }
     }

@@ -25,7 +25,6 @@ use tower::BoxError;
 use crate::lock::{LockGuard, LostReason};
 use crate::middleware::config::OnLost;
 use crate::middleware::held::HeldShare;
-use crate::middleware::macros::opaque_debug;
 
 /// Response body of the layer's service: the inner body with a lock, or a refusal.
 ///

@@ -25,7 +25,6 @@ use tower::{BoxError, Layer, Service};
 use crate::middleware::body::LockBody;
 use crate::middleware::buffered::{BufferedBody, BufferedFor, WholeBody};
 use crate::middleware::calls::CallToken;
-use crate::middleware::macros::opaque_debug;
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::{Refusals, RejectionResponse};
 use crate::middleware::service::{POLLED_AGAIN, take};

@@ -12,7 +12,6 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Collected, Empty};
 use pin_project::pin_project;
 
-use crate::middleware::macros::opaque_debug;
 use crate::middleware::routed::nested_segments;
 
 /// Extension of a request whose body was read by a [`BufferBodyLayer`](crate::BufferBodyLayer): the bytes of

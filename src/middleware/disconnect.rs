@@ -7,24 +7,21 @@
 //! checks the validity before it first polls the handler, because it may have waited for a thread. It drops the share
 //! before it returns the output, so that the layer outside holds the last one and releases the lock in order.
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::panic;
 use std::pin::Pin;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use http::Request;
-use pin_project::pin_project;
-use tokio::task::JoinHandle;
 use tower::Service;
 use tracing::Instrument;
 
 use crate::lock::LockHandle;
 use crate::middleware::config::OnLost;
 use crate::middleware::held::{HeldShare, first_lost};
-use crate::middleware::macros::opaque_debug;
 
 /// Drop the handler when the client disconnects, at any `await`, and release the lock, as hyper
 /// does without a lock. The default of [`RedlockLayer`](crate::RedlockLayer).
@@ -64,7 +61,8 @@ where
 {
     type Response = S::Response;
     type Error = S::Error;
-    type Future = RunToCompletionFuture<S::Future, Result<S::Response, S::Error>>;
+    /// Boxed, as the task that it waits for is.
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
@@ -73,15 +71,22 @@ where
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let spawn = request.extensions_mut().remove::<SpawnHandler>();
         let inner = self.inner.call(request);
-        let state = if let Some(spawn) = spawn
-            && let Some(held) = HeldShare::from_handle(spawn.lock, spawn.on_lost)
-        {
-            let running = run(inner, held, spawn.is_not_started);
-            State::Spawned(tokio::spawn(running.in_current_span()))
-        } else {
-            State::Inline(inner)
+        let Some(spawn) = spawn else {
+            return Box::pin(inner);
         };
-        RunToCompletionFuture { state }
+        let Some(held) = HeldShare::from_handle(spawn.lock, spawn.on_lost) else {
+            return Box::pin(inner);
+        };
+        let task = tokio::spawn(run(inner, held, spawn.is_not_started).in_current_span());
+        Box::pin(async move {
+            match task.await {
+                Ok(Some(output)) => output,
+                Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
+                // The lock is lost, and the layer outside answers; or the runtime is shutting down and drops this future
+                // too.
+                Ok(None) | Err(_) => pending().await,
+            }
+        })
     }
 }
 
@@ -105,37 +110,3 @@ async fn run<F: Future>(
     drop(held);
     output
 }
-
-/// Response future of [`RunToCompletionService`].
-#[pin_project]
-#[expect(unnameable_types, reason = "the service has it as its `Future`")]
-pub struct RunToCompletionFuture<F, T> {
-    #[pin]
-    state: State<F, T>,
-}
-
-#[pin_project(project = StateProjection)]
-enum State<F, T> {
-    Inline(#[pin] F),
-    /// Dropping the handle does not end the task.
-    Spawned(#[pin] JoinHandle<Option<T>>),
-}
-
-impl<F: Future<Output = T>, T> Future for RunToCompletionFuture<F, T> {
-    type Output = T;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        match self.project().state.project() {
-            StateProjection::Inline(inner) => inner.poll(context),
-            StateProjection::Spawned(task) => match ready!(task.poll(context)) {
-                Ok(Some(output)) => Poll::Ready(output),
-                Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
-                // The lock is lost, and the layer outside answers; or the runtime is shutting down and drops this future
-                // too.
-                Ok(None) | Err(_) => Poll::Pending,
-            },
-        }
-    }
-}
-
-opaque_debug! { RunToCompletionFuture<F, T> }

@@ -137,7 +137,7 @@ impl LockHandles {
         let comes_after = |wanted: &LockKeys| {
             let held = held.iter().flat_map(LockGuard::keys);
             // Locks of different services have no order.
-            others.is_empty() && redlock.may_wait_for(wanted, held)
+            others.is_empty() && redlock.core().layout.comes_after(wanted, held)
         };
         let access = options.access.unwrap_or_default();
         if let Access::Slot(count) = access {

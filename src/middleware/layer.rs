@@ -12,7 +12,6 @@ use crate::lock::{BuildError, LockOptions, Redlock, WaiterCap};
 use crate::middleware::config::{Config, OnLost, OnMissingKey, OnUnavailable, ReleaseAt};
 use crate::middleware::disconnect::{CancelOnDisconnect, RunToCompletion, RunToCompletionService};
 use crate::middleware::key::KeyExtractor;
-use crate::middleware::macros::{layer_setters, opaque_debug};
 use crate::middleware::response::{Refusals, RejectionResponse};
 use crate::middleware::service::RedlockService;
 use crate::node::telemetry;

@@ -44,7 +44,6 @@ pub(crate) mod held;
 pub(crate) mod idempotency_key;
 pub(crate) mod key;
 pub(crate) mod layer;
-pub(crate) mod macros;
 #[cfg(feature = "utoipa")]
 mod openapi;
 pub(crate) mod rejection;
@@ -57,8 +56,8 @@ pub use body::LockBody;
 pub use buffer::BufferBodyService;
 pub use buffered::ReadBody;
 pub use disconnect::RunToCompletionService;
-#[cfg(all(feature = "utoipa", any(feature = "axum", feature = "idempotency")))]
-pub(crate) use openapi::responses;
+#[cfg(feature = "utoipa")]
+pub(crate) use openapi::{Responses, responses};
 #[cfg(any(feature = "axum", feature = "client", feature = "idempotency"))]
 pub(crate) use response::RequestKind;
 pub use service::{RedlockService, ResponseFuture};

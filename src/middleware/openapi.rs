@@ -6,73 +6,62 @@ use utoipa::openapi::header::Header;
 use utoipa::openapi::response::{Response, ResponseBuilder};
 use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaFormat, SchemaType, Type};
 use utoipa::openapi::{Content, RefOr};
-use utoipa::{IntoResponses, PartialSchema, ToSchema};
+use utoipa::{PartialSchema, ToSchema};
 
 use crate::lock::LockError;
 use crate::middleware::buffer::BufferBodyLayer;
 use crate::middleware::layer::RedlockLayer;
 use crate::middleware::rejection::{ROWS, Rejection, Row};
 
-/// All refusals of this crate.
-impl IntoResponses for Rejection {
-    fn responses() -> BTreeMap<String, RefOr<Response>> {
-        responses(|_| true)
-    }
-}
+/// The responses of an operation, by status.
+pub(crate) type Responses = BTreeMap<String, RefOr<Response>>;
 
-/// The refusals of the layer, with its default `contended_status` and `rejection`.
-///
-/// 429 is for a layer with [`max_concurrent`](Self::max_concurrent). The responses of another
-/// [`contended_status`](Self::contended_status) are those of a type of your own:
-///
-/// ```
-/// use std::collections::BTreeMap;
-///
-/// use tower_redlock::RedlockLayer;
-/// use utoipa::IntoResponses;
-/// use utoipa::openapi::{RefOr, Response};
-///
-/// struct OrderLock;
-///
-/// impl IntoResponses for OrderLock {
-///     fn responses() -> BTreeMap<String, RefOr<Response>> {
-///         let mut responses = RedlockLayer::responses();
-///         responses.remove("429");
-///         let contended = responses.remove("423");
-///         responses.extend(contended.map(|response| ("409".to_owned(), response)));
-///         responses
-///     }
-/// }
-///
-/// #[utoipa::path(post, path = "/orders/{id}/ship", responses((status = 200), OrderLock))]
-/// async fn ship() {}
-/// # let responses = OrderLock::responses();
-/// # assert!(responses.contains_key("409") && !responses.contains_key("423"));
-/// ```
-///
-/// # Design
-///
-/// utoipa keeps one response for each status, the last of an operation. So that several layers can be named in any
-/// order, the response for a status has the codes of all layers. That of a `contended_status` takes the place of the
-/// response with its status.
-impl IntoResponses for RedlockLayer {
-    fn responses() -> BTreeMap<String, RefOr<Response>> {
-        responses(|status| matches!(status, 400 | 423 | 429 | 500 | 503))
-    }
-}
+into_responses! {
+    /// All refusals of this crate.
+    Rejection: _,
 
-/// The refusals of the layer, with its default `rejection`; see those of a [`RedlockLayer`].
-impl IntoResponses for BufferBodyLayer {
-    fn responses() -> BTreeMap<String, RefOr<Response>> {
-        responses(|status| matches!(status, 400 | 408 | 413))
-    }
-}
+    /// The refusals of the layer, with its default `contended_status` and `rejection`.
+    ///
+    /// 429 is for a layer with [`max_concurrent`](Self::max_concurrent). The responses of another
+    /// [`contended_status`](Self::contended_status) are those of a type of your own:
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    ///
+    /// use tower_redlock::RedlockLayer;
+    /// use utoipa::IntoResponses;
+    /// use utoipa::openapi::{RefOr, Response};
+    ///
+    /// struct OrderLock;
+    ///
+    /// impl IntoResponses for OrderLock {
+    ///     fn responses() -> BTreeMap<String, RefOr<Response>> {
+    ///         let mut responses = RedlockLayer::responses();
+    ///         responses.remove("429");
+    ///         let contended = responses.remove("423");
+    ///         responses.extend(contended.map(|response| ("409".to_owned(), response)));
+    ///         responses
+    ///     }
+    /// }
+    ///
+    /// #[utoipa::path(post, path = "/orders/{id}/ship", responses((status = 200), OrderLock))]
+    /// async fn ship() {}
+    /// # let responses = OrderLock::responses();
+    /// # assert!(responses.contains_key("409") && !responses.contains_key("423"));
+    /// ```
+    ///
+    /// # Design
+    ///
+    /// utoipa keeps one response for each status, the last of an operation. So that several layers can be named in any
+    /// order, the response for a status has the codes of all layers. That of a `contended_status` takes the place of the
+    /// response with its status.
+    RedlockLayer: 400 | 423 | 429 | 500 | 503,
 
-/// The responses of a handler that returns the error.
-impl IntoResponses for LockError {
-    fn responses() -> BTreeMap<String, RefOr<Response>> {
-        responses(|status| matches!(status, 400 | 423 | 500 | 503))
-    }
+    /// The refusals of the layer, with its default `rejection`; see those of a [`RedlockLayer`].
+    BufferBodyLayer: 400 | 408 | 413,
+
+    /// The responses of a handler that returns the error.
+    LockError: 400 | 423 | 500 | 503,
 }
 
 impl PartialSchema for Rejection {
@@ -85,7 +74,7 @@ impl PartialSchema for Rejection {
 impl ToSchema for Rejection {}
 
 /// Returns the responses for the statuses that are selected.
-pub(crate) fn responses(has: impl Fn(u16) -> bool) -> BTreeMap<String, RefOr<Response>> {
+pub(crate) fn responses(has: impl Fn(u16) -> bool) -> Responses {
     let statuses = ROWS.iter().map(|row| row.0).filter(|status| has(*status));
     let statuses: BTreeSet<u16> = statuses.collect();
     let responses = statuses.into_iter().map(|status| {

@@ -11,7 +11,6 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 
 use crate::middleware::calls::CallToken;
-use crate::middleware::macros::opaque_debug;
 use crate::middleware::rejection::{Rejection, insert_retry_after};
 use crate::middleware::routed::route_of;
 use crate::node::Mutex;

@@ -38,7 +38,6 @@ use crate::middleware::calls::{CallToken, CallTracker};
 use crate::middleware::config::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt, Unprotected};
 use crate::middleware::disconnect::SpawnHandler;
 use crate::middleware::held::{HeldShare, LockHandles};
-use crate::middleware::macros::opaque_debug;
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::RequestKind;
 use crate::middleware::token_header;
@@ -94,7 +93,7 @@ where
                 future.is_not_started = config.runs_to_completion.then(Arc::default);
                 let handles = LockHandles::from_extensions(&mut parts.extensions);
                 let options = config.options(&parts);
-                future.is_ready = !options.has_wait();
+                future.is_ready = options.wait.is_none_or(|wait| wait.is_zero());
                 let locking = lock(Arc::clone(config), handles, keys, options);
                 future.locking = Some(Box::pin(locking));
                 // Only the instance that was made ready may be called. Its clone is not ready.

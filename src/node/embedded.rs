@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::node::Mutex;
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
-use crate::node::release_signal::{ReleaseSignal, Subscribers, Subscription};
+use crate::node::release_signal::{Subscriber, Subscribers, Subscription};
 use crate::node::traits::Node;
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::{KeyNames, Store};
@@ -85,12 +85,7 @@ impl Node for EmbeddedNode {
         job.sender.send(outcome);
     }
 
-    fn subscribe(
-        &self,
-        lock: &Arc<[u8]>,
-        signal: &Arc<ReleaseSignal>,
-        node: usize,
-    ) -> Option<Subscription> {
-        Some(self.subscribers.subscribe(lock, signal, node))
+    fn subscribe(&self, lock: &Arc<[u8]>, subscriber: Subscriber) -> Option<Subscription> {
+        Some(self.subscribers.subscribe(lock, subscriber))
     }
 }

@@ -180,11 +180,6 @@ impl Job {
         }
     }
 
-    /// Returns whether this is a release that leaves the keys taken for a while.
-    pub(crate) fn leaves_taken(&self) -> bool {
-        matches!(self.op(), Some(Op::ReleaseAfter { left }) if !left.is_zero())
-    }
-
     /// Returns whether the server may have executed it before, on a connection that is gone.
     pub(crate) fn is_repeated(&self) -> bool {
         self.times_sent > 1
@@ -198,12 +193,6 @@ impl Job {
             ..self.sender
         };
         std::mem::replace(&mut self.sender, again).send(outcome);
-    }
-
-    /// Marks the attempt as released if this is its release, so that its acquisition is neither sent nor repeated
-    /// behind it. Returns whether the acquisition was never sent, so that the release is not needed either.
-    pub(crate) fn calls_off(&self) -> bool {
-        self.is_release() && self.sender.mark_released()
     }
 
     /// Returns whether to send the job again after a server has refused it without executing it.
@@ -252,7 +241,8 @@ impl Job {
         match &self.packet {
             Some(packet) if is_quarantined && packet.acquires_with_record() => {
                 self.packet = Some(packet.with(Op::Look, false));
-                self.sender.fail_without_record(failure.clone());
+                let extras = self.sender.extras.get_or_insert_default();
+                extras.without_record = Some(failure.clone());
                 Ok(self)
             }
             _ => Err(self),
@@ -479,12 +469,6 @@ impl VoteSender {
     /// Adds the number of subscribers that the node published the release to.
     pub(crate) fn set_subscribers(&mut self, subscribers: usize) {
         self.subscribers = Some(u32::try_from(subscribers).unwrap_or(u32::MAX));
-    }
-
-    /// Turns "there is no record" into this failure: the node may be read from, but must not vote.
-    #[cfg(feature = "redis")]
-    pub(crate) fn fail_without_record(&mut self, failure: NodeFailure) {
-        self.extras.get_or_insert_default().without_record = Some(failure);
     }
 
     /// Sets the span of the request.

@@ -14,7 +14,6 @@
 //! rate anew.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::node::sync::{Mutex, Notify};
@@ -46,12 +45,15 @@ pub(crate) struct ReleaseWatch {
     seen: Vec<u64>,
 }
 
+/// A signal, and the number that one of its nodes has to it.
+pub(crate) type Subscriber = (Arc<ReleaseSignal>, usize);
+
 /// A subscription at one node; dropping it unsubscribes.
 pub(crate) struct Subscription(Option<Box<dyn FnOnce() + Send + Sync>>);
 
-/// The signals at an embedded node, by the name of the lock, each with the node's number.
+/// The subscribers at an embedded node, by the name of the lock.
 #[derive(Debug, Default)]
-pub(crate) struct Subscribers(Mutex<HashMap<Arc<[u8]>, Vec<(Arc<ReleaseSignal>, usize)>>>);
+pub(crate) struct Subscribers(Mutex<HashMap<Arc<[u8]>, Vec<Subscriber>>>);
 
 impl ReleaseSignal {
     pub(crate) fn new(quorum: Quorum) -> Arc<Self> {
@@ -157,26 +159,21 @@ impl Drop for Subscription {
     }
 }
 
-impl fmt::Debug for Subscription {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subscription").finish_non_exhaustive()
-    }
-}
+opaque_debug! { Subscription }
 
 impl Subscribers {
     /// Adds a signal, to which this node is number `node`. The subscription may outlive the node.
     pub(crate) fn subscribe(
         self: &Arc<Self>,
         lock: &Arc<[u8]>,
-        signal: &Arc<ReleaseSignal>,
-        node: usize,
+        (signal, node): Subscriber,
     ) -> Subscription {
         let mut signals = self.0.lock();
         let of_lock = signals.entry(Arc::clone(lock)).or_default();
-        of_lock.push((Arc::clone(signal), node));
+        of_lock.push((Arc::clone(&signal), node));
         drop(signals);
         signal.set_subscribed(node, true);
-        let (from, lock, signal) = (Arc::clone(self), Arc::clone(lock), Arc::clone(signal));
+        let (from, lock) = (Arc::clone(self), Arc::clone(lock));
         Subscription::new(move || from.unsubscribe(&lock, &signal))
     }
 
@@ -290,7 +287,7 @@ mod tests {
         let signals = [(); 2].map(|()| ReleaseSignal::new(Quorum::new(1).unwrap()));
         let subscriptions = signals
             .each_ref()
-            .map(|signal| subscribers.subscribe(&lock, signal, 0));
+            .map(|signal| subscribers.subscribe(&lock, (Arc::clone(signal), 0)));
         assert_eq!(subscribers.publish(&lock), 2);
         let mut watch = ReleaseWatch::new(&signals[1]);
         assert_ready_eq!(spawn(watch.released()).poll(), 2);

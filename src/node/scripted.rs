@@ -12,7 +12,7 @@ use crate::node::Mutex;
 use crate::node::embedded::EmbeddedNode;
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
-use crate::node::release_signal::{ReleaseSignal, Subscription};
+use crate::node::release_signal::{Subscriber, Subscription};
 use crate::node::traits::Node;
 #[cfg(feature = "unstable-protocol")]
 use crate::protocol::message::{Command, Reply};
@@ -254,14 +254,9 @@ impl Node for ScriptedLane {
         self.node.store.name()
     }
 
-    fn subscribe(
-        &self,
-        lock: &Arc<[u8]>,
-        signal: &Arc<ReleaseSignal>,
-        node: usize,
-    ) -> Option<Subscription> {
+    fn subscribe(&self, lock: &Arc<[u8]>, subscriber: Subscriber) -> Option<Subscription> {
         let is_silent = self.node.script.lock().is_silent;
-        (!is_silent).then(|| self.node.store.subscribe(lock, signal, node))?
+        (!is_silent).then(|| self.node.store.subscribe(lock, subscriber))?
     }
 
     fn submit(&self, job: Job) {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
-use crate::node::release_signal::{ReleaseSignal, Subscription};
+use crate::node::release_signal::{Subscriber, Subscription};
 use crate::node::traits::Node;
 use crate::protocol::message::{Command, Reply};
 
@@ -35,20 +35,19 @@ pub trait SimNetwork: fmt::Debug + Send + Sync + 'static {
 /// A subscriber of the releases of one lock at one node. Its messages may be late, repeated, lost or untrue:
 /// they are hints to try again.
 #[derive(Debug)]
-pub struct SimSubscriber {
-    signal: Arc<ReleaseSignal>,
-    node: usize,
-}
+pub struct SimSubscriber(Subscriber);
 
 impl SimSubscriber {
     /// Sets whether the node publishes releases from now on; initially it does not.
     pub fn set_subscribed(&self, subscribed: bool) {
-        self.signal.set_subscribed(self.node, subscribed);
+        let Self((signal, node)) = self;
+        signal.set_subscribed(*node, subscribed);
     }
 
     /// Reports a release that was published to this many processes, this one included.
     pub fn notify(&self, subscribers: usize) {
-        self.signal.notify(self.node, subscribers);
+        let Self((signal, node)) = self;
+        signal.notify(*node, subscribers);
     }
 }
 
@@ -121,16 +120,8 @@ impl Node for SimNode {
         self.network.carry(self.index, SimRequest(job));
     }
 
-    fn subscribe(
-        &self,
-        lock: &Arc<[u8]>,
-        signal: &Arc<ReleaseSignal>,
-        node: usize,
-    ) -> Option<Subscription> {
-        let subscriber = SimSubscriber {
-            signal: Arc::clone(signal),
-            node,
-        };
+    fn subscribe(&self, lock: &Arc<[u8]>, subscriber: Subscriber) -> Option<Subscription> {
+        let subscriber = SimSubscriber(subscriber);
         self.network.subscribe(self.index, lock, subscriber);
         let (network, index, lock) = (Arc::clone(&self.network), self.index, Arc::clone(lock));
         Some(Subscription::new(move || network.unsubscribe(index, &lock)))

@@ -1,7 +1,6 @@
 //! The environment of a simulated process: its randomness and its wall clock, so that a run can be repeated.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::time::Duration;
 
 /// The randomness and the wall clock of one simulated process, which replace the system's within
@@ -86,11 +85,4 @@ impl SimEnv {
     }
 }
 
-/// By hand, because a closure has no `Debug`.
-impl fmt::Debug for SimEnv {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimEnv")
-            .field("wall_clock", &self.wall_clock)
-            .finish_non_exhaustive()
-    }
-}
+opaque_debug! { SimEnv [wall_clock = wall_clock] }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::node::job::Job;
 use crate::node::peers::Peers;
-use crate::node::release_signal::{ReleaseSignal, Subscription};
+use crate::node::release_signal::{Subscriber, Subscription};
 
 /// One independent lock server.
 ///
@@ -39,14 +39,9 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         Duration::ZERO
     }
 
-    /// Subscribes a signal, to which this node is number `node`, to the releases of a lock, until the returned
-    /// subscription is dropped. Returns `None` if the node cannot publish releases.
-    fn subscribe(
-        &self,
-        lock: &Arc<[u8]>,
-        signal: &Arc<ReleaseSignal>,
-        node: usize,
-    ) -> Option<Subscription>;
+    /// Subscribes to the releases of a lock, until the returned subscription is dropped. Returns `None` if the node
+    /// cannot publish releases.
+    fn subscribe(&self, lock: &Arc<[u8]>, subscriber: Subscriber) -> Option<Subscription>;
 
     /// Makes the node count itself among the nodes of its group. Called once, before the first job.
     fn join(&self, _: &Arc<Peers>) {}

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
-use crate::lock::{ExtendError, LockGuard, LockHandle, Lost, LostReason, Redlock};
+use crate::lock::{ExtendError, LockGuard, LockHandle, Lost, LostReason};
 use crate::node::after;
 use crate::once::error::Denied;
 use crate::protocol::lease::{Decided, Effect, Event, Input};
@@ -175,7 +175,7 @@ pub(crate) async fn run_to_end<T: Send + 'static>(
 /// A [`LockHandle`] is different: it belongs to a resource that a [`RedlockLayer`](crate::RedlockLayer) locks, and
 /// its token orders the writes to that resource. The token of an execution only orders the executions of one key.
 #[derive(Clone)]
-pub struct ExecutionHandle(LockHandle);
+pub struct ExecutionHandle(pub(crate) LockHandle);
 
 impl ExecutionHandle {
     /// Returns the key of the execution. An `IdempotencyLayer` makes it of the scope, the method, the path and the
@@ -222,15 +222,6 @@ impl ExecutionHandle {
             Some(max_hold) => sleep_until(after(began, max_hold)).await,
             None => std::future::pending().await,
         }
-    }
-
-    /// Returns whether this is an execution of `key` by `redlock` that has not ended.
-    #[cfg_attr(
-        not(feature = "idempotency"),
-        expect(dead_code, reason = "only layers nest")
-    )]
-    pub(crate) fn is_executing(&self, redlock: &Redlock, key: &LockKey) -> bool {
-        redlock.owns(&self.0) && self.key() == key && self.0.is_held()
     }
 }
 

@@ -146,13 +146,7 @@ fn unread(nodes: Vec<NodeFailure>) -> LockError {
         return LockError::contended(None);
     }
     // One node with the record would be enough.
-    let (reached, needed) = (0, 1);
-    LockError::Unavailable {
-        reached,
-        needed,
-        voted: Vec::new(),
-        nodes,
-    }
+    LockError::without_quorum(1, Vec::new(), nodes)
 }
 
 /// Returns whether a record is whole, and its body has the digest of its head.

@@ -2,17 +2,17 @@
 
 use serde_json::Value;
 
-use crate::once::result;
+use crate::once::run;
 use crate::protocol::{Fingerprint, Record};
 
 /// Makes the record of a result.
 #[must_use]
 pub fn encode_result(value: &Value, fingerprint: Fingerprint, max: usize) -> Record {
-    result::encode(value, fingerprint, max)
+    run::encode(value, fingerprint, max)
 }
 
 /// Reads the result from a whole record.
 #[must_use]
 pub fn decode_result(record: &Record) -> Option<Value> {
-    result::decode(record)
+    run::decode(record)
 }

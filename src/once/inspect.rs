@@ -329,12 +329,7 @@ async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
     }
     let needed = cluster.quorum.majority();
     if confirmed.len() < needed {
-        return Err(LockError::Unavailable {
-            reached: confirmed.len(),
-            needed,
-            voted: confirmed,
-            nodes: failures,
-        });
+        return Err(LockError::without_quorum(needed, confirmed, failures));
     }
     if held > 0 {
         leases.iter().for_each(|lease| lease.revoke());

@@ -1,12 +1,11 @@
 //! Who leads, for those who do not.
 
-use std::fmt;
 use std::sync::Arc;
 
 use tokio::time::timeout;
 
 use crate::lock::{DrainStage, Group, LockError, Redlock};
-use crate::node::{Node, ReleaseSignal, ReleaseWatch, Subscription};
+use crate::node::{ReleaseWatch, Subscription};
 use crate::once::inspect::{inspect, names};
 use crate::protocol::message::KeyState;
 use crate::protocol::{FencingToken, Holder, LockKey};
@@ -104,11 +103,7 @@ impl LeaderWatch {
         let cluster = Arc::clone(&self.group.cluster);
         let channel = Arc::clone(names(&cluster, &self.key)?[0].channel());
         let (released, _) = self.released.get_or_insert_with(|| {
-            let signal = ReleaseSignal::new(cluster.quorum);
-            let nodes = cluster.nodes.iter().enumerate();
-            let subscribe =
-                |(number, node): (usize, &Arc<dyn Node>)| node.subscribe(&channel, &signal, number);
-            let subscriptions = nodes.filter_map(subscribe).collect();
+            let (signal, subscriptions) = cluster.subscribe(&channel);
             (ReleaseWatch::new(&signal), subscriptions)
         });
         loop {
@@ -135,11 +130,4 @@ impl LeaderWatch {
     }
 }
 
-impl fmt::Debug for LeaderWatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaderWatch")
-            .field("key", &self.key)
-            .field("known", &self.known)
-            .finish_non_exhaustive()
-    }
-}
+opaque_debug! { LeaderWatch [key = key, known = known] }

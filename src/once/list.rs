@@ -175,7 +175,7 @@ impl ListCursor {
                 let voted = passed.map(|node| Arc::clone(&cluster.names[node]));
                 let failures = self.failed.values().cloned().collect();
                 let needed = cluster.quorum.majority();
-                return Err(unavailable(needed, voted.collect(), failures));
+                return Err(LockError::without_quorum(needed, voted.collect(), failures));
             }
             self.advance(cluster);
         }
@@ -233,17 +233,12 @@ fn is_locked(inspection: &Inspection) -> Result<bool, LockError> {
         }
     }
     if voted.len() < inspection.needed {
-        return Err(unavailable(inspection.needed, voted, failures));
+        return Err(LockError::without_quorum(
+            inspection.needed,
+            voted,
+            failures,
+        ));
     }
     let state = inspection.state();
     Ok(state.is_some_and(|state| state != KeyState::Free))
-}
-
-fn unavailable(needed: usize, voted: Vec<Arc<str>>, nodes: Vec<NodeFailure>) -> LockError {
-    LockError::Unavailable {
-        reached: voted.len(),
-        needed,
-        voted,
-        nodes,
-    }
 }

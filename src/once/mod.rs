@@ -26,7 +26,6 @@ mod inspect;
 mod leader;
 mod list;
 mod request;
-mod result;
 mod run;
 
 pub use error::OnceError;

@@ -12,7 +12,6 @@
 //! knows only the other group could otherwise execute again and record another outcome, and callers would be answered
 //! both. If the groups have different records, the key was executed twice.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -395,16 +394,9 @@ fn ttl_to_hold(max_hold: Duration) -> Duration {
     validity::whole_millis(max_hold.saturating_add(validity::drift(max_hold) + SLACK))
 }
 
-/// Not derived, because that would show the whole service, with the keys of other callers.
-impl fmt::Debug for ExecuteOnce {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExecuteOnce")
-            .field("key", &self.key)
-            .field("options", &self.options)
-            .field("retention", &self.retention)
-            .field("max_result", &self.max_result)
-            .finish_non_exhaustive()
-    }
+// Without the service, which has the keys of other callers.
+opaque_debug! {
+    ExecuteOnce [key = key, options = options, retention = retention, max_result = max_result]
 }
 
 #[cfg(test)]

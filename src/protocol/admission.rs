@@ -164,18 +164,10 @@ mod tests {
     fn admit_quarantines_by_generation_by_uptime_and_by_the_clients_own_observation() {
         let (mut guard, node): (_, Arc<str>) = (Admissions::new(secs(20)), "n".into());
         let g = generation(1, "a");
-        assert_eq!(
-            guard.admit(&node, introduction("a", 100, &g, 100), secs(0)),
-            secs(0)
-        );
-        assert_eq!(
-            guard.admit(&node, introduction("a", 20, &g, 100), secs(0)),
-            secs(1)
-        );
-        assert_eq!(
-            guard.admit(&node, introduction("a", 100, &g, 5), secs(0)),
-            secs(15)
-        );
+        for (uptime, age, left) in [(100, 100, 0), (20, 100, 1), (100, 5, 15)] {
+            let introduction = introduction("a", uptime, &g, age);
+            assert_eq!(guard.admit(&node, introduction, secs(0)), secs(left));
+        }
         // Another process with an old generation: this client saw the change.
         let old = introduction("b", 100, &g, 100);
         assert_eq!(guard.admit(&node, old.clone(), secs(0)), secs(20));
@@ -192,14 +184,10 @@ mod tests {
         let window = Duration::from_millis(2_001);
         let (mut guard, node): (_, Arc<str>) = (Admissions::new(window), "n".into());
         let g = generation(1, "a");
-        assert_eq!(
-            guard.admit(&node, introduction("a", 3, &g, 100), secs(0)),
-            secs(1)
-        );
-        assert_eq!(
-            guard.admit(&node, introduction("a", 4, &g, 100), secs(0)),
-            secs(0)
-        );
+        for (uptime, left) in [(3, 1), (4, 0)] {
+            let introduction = introduction("a", uptime, &g, 100);
+            assert_eq!(guard.admit(&node, introduction, secs(0)), secs(left));
+        }
     }
 
     #[test]

@@ -232,14 +232,7 @@ macro_rules! from_tuple {
     };
 }
 
-from_tuple!(A);
-from_tuple!(A B);
-from_tuple!(A B C);
-from_tuple!(A B C D);
-from_tuple!(A B C D E);
-from_tuple!(A B C D E F);
-from_tuple!(A B C D E F G);
-from_tuple!(A B C D E F G H);
+for_tuples!(from_tuple);
 
 /// The longest name of a kind of resource, in bytes.
 const LONGEST_KIND: u8 = 32;

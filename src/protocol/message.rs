@@ -1,6 +1,5 @@
 //! The requests of a client to one node, and the replies.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -285,12 +284,8 @@ impl HolderMark {
     }
 }
 
-/// Not derived: who knows the value of an owner can release its lock.
-impl fmt::Debug for HolderMark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HolderMark(..)")
-    }
-}
+// Who knows the value of an owner can release its lock.
+opaque_debug! { HolderMark(..) }
 
 /// Whether a key is locked on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

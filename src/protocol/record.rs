@@ -178,12 +178,8 @@ impl fmt::Debug for ExecutionId {
     }
 }
 
-/// Hides the digest, because a reader could confirm a guess of the payload.
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fingerprint(..)")
-    }
-}
+// A reader of the digest could confirm a guess of the payload.
+opaque_debug! { Fingerprint(..) }
 
 /// The first byte of the head.
 const VERSION: u8 = 1;

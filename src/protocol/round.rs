@@ -189,12 +189,6 @@ impl Decided {
     pub fn is_memorable(&self) -> bool {
         matches!(self, Self::Recorded(_))
     }
-
-    /// Returns whether another attempt may find a record that can be replayed.
-    #[must_use]
-    pub fn may_change(&self) -> bool {
-        *self == Self::Undecided
-    }
 }
 
 /// The record, or the head of it, that each node has answered with.

@@ -46,24 +46,26 @@ impl Store {
         let kept = first.and_then(|record| self.kept(record, now));
         match op {
             Op::Acquire {
-                proposal,
+                proposal: number,
+                ttl,
+                retention,
+            }
+            | Op::Confirm {
+                token: number,
                 ttl,
                 retention,
             } => done(kept, Record::answered).unwrap_or_else(|| {
-                self.acquire(names, owner, *proposal, now + *ttl, now + *retention, now)
+                let ends = (now + *ttl, now + *retention);
+                match op {
+                    Op::Acquire { .. } => self.acquire(command, *number, ends, now),
+                    _ => self.confirm(command, *number, ends, now),
+                }
             }),
-            Op::Confirm {
-                token,
-                ttl,
-                retention,
-            } => done(kept, Record::answered).unwrap_or_else(|| {
-                self.confirm(names, owner, *token, now + *ttl, now + *retention, now)
-            }),
-            Op::Shared(op) => self.apply_shared(names, owner, *op, now),
+            Op::Shared(op) => self.apply_shared(command, *op, now),
             Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. } => {
                 let released = match op {
-                    Op::ReleaseAfter { left } => self.release_after(names, owner, now + *left, now),
-                    _ => self.release(names, owner, *op == Op::ReleaseExecuted, now),
+                    Op::ReleaseAfter { left } => self.release_after(command, now + *left, now),
+                    _ => self.release(command, *op == Op::ReleaseExecuted, now),
                 };
                 match released == names.len() {
                     true => Reply::Released,
@@ -86,7 +88,7 @@ impl Store {
                 if granted.is_none_or(|fence| fence.grantee != *owner) {
                     return Reply::Lost;
                 }
-                self.release(names, owner, false, now);
+                self.release(command, false, now);
                 self.keep(name, record, now + *retention, now)
             }),
             Op::TopUp { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
@@ -107,11 +109,9 @@ impl Store {
 
     fn acquire(
         &mut self,
-        names: &[KeyNames],
-        owner: &OwnerToken,
+        Command { names, owner, .. }: &Command,
         proposal: Option<u64>,
-        expires: Duration,
-        fence_expires: Duration,
+        (expires, fence_expires): (Duration, Duration),
         now: Duration,
     ) -> Reply {
         let holders = || names.iter().filter_map(|name| self.lock(name, now));
@@ -159,7 +159,7 @@ impl Store {
             // members could be granted the same number.
             self.raise_fences(names, owner, number, fence_expires);
         }
-        for name in names {
+        for name in names.iter() {
             if ours == 0 || self.lock(name, now).is_none() {
                 let owner = owner.clone();
                 if let Some(IntentName { name, retention }) = intent_of(name) {
@@ -180,11 +180,9 @@ impl Store {
 
     fn confirm(
         &mut self,
-        names: &[KeyNames],
-        owner: &OwnerToken,
+        Command { names, owner, .. }: &Command,
         token: Option<u64>,
-        expires: Duration,
-        fence_expires: Duration,
+        (expires, fence_expires): (Duration, Duration),
         now: Duration,
     ) -> Reply {
         let all_ours = names
@@ -200,7 +198,7 @@ impl Store {
             }
             self.raise_fences(names, owner, token, fence_expires);
         }
-        for name in names {
+        for name in names.iter() {
             if let Some(lock) = self.locks.get_mut(&name.lock) {
                 // Never shorten: an extension with lost answers must not shorten a lock on which its
                 // holder still relies.
@@ -211,15 +209,9 @@ impl Store {
     }
 
     /// Returns how many of the keys the owner held.
-    fn release(
-        &mut self,
-        names: &[KeyNames],
-        owner: &OwnerToken,
-        executed: bool,
-        now: Duration,
-    ) -> usize {
-        let mut held = 0;
-        for name in names {
+    fn release(&mut self, command: &Command, executed: bool, now: Duration) -> usize {
+        let (owner, mut held) = (&command.owner, 0);
+        for name in command.names.iter() {
             if let Entry::Occupied(lock) = self.locks.entry(Arc::clone(&name.lock))
                 && lock.get().is_of(owner)
             {
@@ -233,18 +225,13 @@ impl Store {
     }
 
     /// Returns how many of the keys the owner held.
-    fn release_after(
-        &mut self,
-        names: &[KeyNames],
-        owner: &OwnerToken,
-        expires: Duration,
-        now: Duration,
-    ) -> usize {
+    fn release_after(&mut self, command: &Command, expires: Duration, now: Duration) -> usize {
         let mut held = 0;
-        for name in names {
+        for name in command.names.iter() {
             let lock = self.locks.get_mut(&name.lock);
             // One that has expired does not come back.
-            if let Some(lock) = lock.filter(|lock| lock.is_of(owner) && lock.expires > now) {
+            if let Some(lock) = lock.filter(|lock| lock.is_of(&command.owner) && lock.expires > now)
+            {
                 lock.expires = expires;
                 held += 1;
             }

@@ -95,11 +95,7 @@ impl Shown {
     }
 }
 
-impl fmt::Debug for OwnerToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OwnerToken(..)")
-    }
-}
+opaque_debug! { OwnerToken(..) }
 
 /// A number that grows with every acquisition of a key, for the storage behind the lock to check.
 ///

@@ -34,7 +34,8 @@ impl Driver {
                 // The last share may have gone right after a command that needs none.
                 let commands = self.command.take().into_iter();
                 let mut commands = commands.chain(std::iter::from_fn(|| state.try_recv()));
-                self.command = commands.find(|command| command.input.outlives_holder());
+                self.command =
+                    commands.find(|command| matches!(command.input, Input::Record { .. }));
                 if self.command.is_none() {
                     return;
                 }

@@ -165,12 +165,7 @@ impl Driver {
         let nodes = self.take_failures(refusal.unanswered.without(voted));
         let cluster = &self.state.spec.cluster;
         let names = voted.iter().map(|node| Arc::clone(&cluster.names[node]));
-        AcquireError::Failed(LockError::Unavailable {
-            reached: voted.len(),
-            needed: cluster.quorum.majority(),
-            voted: names.collect(),
-            nodes,
-        })
+        LockError::without_quorum(cluster.quorum.majority(), names.collect(), nodes).into()
     }
 
     /// Waits for the next event of the lease; `None` if something else happens before.

@@ -40,6 +40,7 @@ use crate::lock::slots::{SlotTable, slot_at_random};
 use crate::lock::span::HeldSpan;
 use crate::lock::state::{LockSpec, LockState};
 use crate::node::random_u64;
+use crate::protocol::lease::Decided;
 
 /// How often in a row a caller goes on to another free slot before it waits. The nodes name those that are free, so
 /// more than one move means that other callers were faster.
@@ -274,9 +275,7 @@ impl LockTask {
             .extend(self.driver.take().map(|driver| *driver));
         Err(match error {
             // More nodes may answer before the deadline.
-            AcquireError::Decided(decided)
-                if decided.may_change() && began < self.wait.deadline =>
-            {
+            AcquireError::Decided(Decided::Undecided) if began < self.wait.deadline => {
                 AcquireError::Contended {
                     retry_after: None,
                     is_split: false,
@@ -410,12 +409,7 @@ async fn outcome_elsewhere(
         }
         None => cluster.all_not_run(),
     };
-    Err(AcquireError::Failed(LockError::Unavailable {
-        reached: 0,
-        needed: cluster.quorum.majority(),
-        voted: Vec::new(),
-        nodes,
-    }))
+    Err(LockError::without_quorum(cluster.quorum.majority(), Vec::new(), nodes).into())
 }
 
 #[cfg(test)]

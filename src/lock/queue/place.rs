@@ -469,13 +469,10 @@ impl Place {
         let mut subscription = self.subscription.lock();
         let (kept, watched) = &mut *subscription;
         let subscribed = watched.upgrade().unwrap_or_else(|| {
-            let signal = ReleaseSignal::new(cluster.quorum);
-            let nodes = cluster.nodes.iter().enumerate();
-            let subscriptions =
-                nodes.filter_map(|(number, node)| node.subscribe(channel, &signal, number));
+            let (signal, _subscriptions) = cluster.subscribe(channel);
             Arc::new(Subscribed {
-                _subscriptions: subscriptions.collect(),
                 signal,
+                _subscriptions,
             })
         });
         *watched = Arc::downgrade(&subscribed);

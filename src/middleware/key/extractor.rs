@@ -386,14 +386,7 @@ macro_rules! composite {
     };
 }
 
-composite!(A);
-composite!(A B);
-composite!(A B C);
-composite!(A B C D);
-composite!(A B C D E);
-composite!(A B C D E F);
-composite!(A B C D E F G);
-composite!(A B C D E F G H);
+for_tuples!(composite);
 
 /// Appends a part to each composite key, of which there is one unless a part has several keys; returns false if the part
 /// is missing.

@@ -77,14 +77,8 @@ impl Credentials {
     }
 }
 
-/// Shows no password.
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials")
-            .field("username", &self.username)
-            .finish_non_exhaustive()
-    }
-}
+// Without the password.
+opaque_debug! { Credentials [username = username] }
 
 /// Gives each new connection to a Redis server its credentials; see
 /// [`RedlockBuilder::credentials`](crate::RedlockBuilder::credentials).

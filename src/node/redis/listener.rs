@@ -31,7 +31,7 @@ use crate::node::Mutex;
 use crate::node::redis::describe::{describe_refusal, describe_timeout};
 use crate::node::redis::link::Link;
 use crate::node::redis::server::RedisServer;
-use crate::node::release_signal::{ReleaseSignal, Subscription};
+use crate::node::release_signal::{ReleaseSignal, Subscriber, Subscription};
 
 /// Subscribes to releases at one server.
 pub(super) struct Listener {
@@ -48,7 +48,7 @@ type ListenerCommand = (Arc<[u8]>, Arc<ReleaseSignal>, Option<usize>);
 struct ListenerTask {
     server: Arc<RedisServer>,
     /// The signals of each lock, with the number of this server: that of the waiting callers, and those of watches.
-    signals: HashMap<Arc<[u8]>, Vec<(Arc<ReleaseSignal>, usize)>>,
+    signals: HashMap<Arc<[u8]>, Vec<Subscriber>>,
     link: Option<Link>,
     /// The unanswered requests, oldest first: a subscription of this signal to this lock, or another.
     requests: VecDeque<Option<(Arc<[u8]>, Arc<ReleaseSignal>)>>,
@@ -85,10 +85,9 @@ impl Listener {
     pub(super) fn subscribe(
         self: &Arc<Self>,
         lock: &Arc<[u8]>,
-        signal: &Arc<ReleaseSignal>,
-        node: usize,
+        (signal, node): Subscriber,
     ) -> Subscription {
-        let (listener, lock, signal) = (Arc::clone(self), Arc::clone(lock), Arc::clone(signal));
+        let (listener, lock) = (Arc::clone(self), Arc::clone(lock));
         self.send((Arc::clone(&lock), Arc::clone(&signal), Some(node)));
         Subscription::new(move || listener.send((lock, signal, None)))
     }
@@ -193,7 +192,7 @@ impl ListenerTask {
     }
 
     /// Returns the signals of a lock, with the number of this server.
-    fn signals_of(&self, lock: &[u8]) -> impl Iterator<Item = &(Arc<ReleaseSignal>, usize)> {
+    fn signals_of(&self, lock: &[u8]) -> impl Iterator<Item = &Subscriber> {
         self.signals.get(lock).into_iter().flatten()
     }
 

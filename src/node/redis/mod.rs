@@ -19,7 +19,6 @@ mod lane;
 mod link;
 mod listener;
 mod node;
-mod reader;
 mod server;
 mod table;
 #[cfg(feature = "tls-rustls")]

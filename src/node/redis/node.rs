@@ -1,9 +1,19 @@
-//! The handle of a Redis node.
+//! The handle of a Redis node, and its reads of whole records on separate connections, so that no lock waits behind a body.
+//!
+//! # Design
+//!
+//! A record is read by one `GET`. For a mebibyte, that blocks the server for a tenth of a millisecond, where a script
+//! takes two; the server sends it in pieces and serves other clients in between. Several `GETRANGE`s would take as
+//! many round trips and might read parts of different records.
+//!
+//! Each read has a connection of the pool to itself, whose size limits the reads at once. Idle connections are closed
+//! after a while.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use deadpool::managed::{Object, PoolError, WeakPool};
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::field::Empty;
 use tracing::trace_span;
 
@@ -11,14 +21,17 @@ use crate::node::failure::NodeFailure;
 use crate::node::home::Home;
 use crate::node::job::Job;
 use crate::node::peers::Peers;
-use crate::node::redis::endpoint::Endpoint;
+use crate::node::redis::decode::decode;
+use crate::node::redis::endpoint::{Connector, Endpoint};
 use crate::node::redis::guard::Guard;
 use crate::node::redis::lane;
 use crate::node::redis::listener::Listener;
-use crate::node::redis::reader;
 use crate::node::redis::server::{RedisServer, Timeouts};
-use crate::node::release_signal::{ReleaseSignal, Subscription};
+use crate::node::redis::table::{GenerationCheck, encode_call_into};
+use crate::node::release_signal::{Subscriber, Subscription};
+use crate::node::telemetry::NodeCalls;
 use crate::node::traits::{Node, NodeState};
+use crate::protocol::message::Reply;
 
 /// A Redis server. Connects at first use: a server that is down at start-up is no error.
 pub(crate) struct RedisNode {
@@ -63,14 +76,7 @@ impl RedisNode {
     }
 }
 
-/// Not derived, because most of its state is of no use to a reader of logs.
-impl fmt::Debug for RedisNode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisNode")
-            .field("name", &self.server.name)
-            .finish_non_exhaustive()
-    }
-}
+opaque_debug! { RedisNode [name = server.name] }
 
 /// Ends the lane once it has sent what it must.
 impl Drop for RedisNode {
@@ -112,21 +118,16 @@ impl Node for RedisNode {
         }
         let server = Arc::clone(&self.server);
         self.server.home.spawn(async move {
-            reader::read(&server, job).await;
+            read(&server, job).await;
             let pool = server.pool.weak();
             drop(server);
-            reader::close_idle(pool).await;
+            close_idle(pool).await;
         });
     }
 
-    fn subscribe(
-        &self,
-        lock: &Arc<[u8]>,
-        signal: &Arc<ReleaseSignal>,
-        node: usize,
-    ) -> Option<Subscription> {
+    fn subscribe(&self, lock: &Arc<[u8]>, subscriber: Subscriber) -> Option<Subscription> {
         let listener = self.listener.as_ref()?;
-        Some(listener.subscribe(lock, signal, node))
+        Some(listener.subscribe(lock, subscriber))
     }
 
     fn extra_patience(&self) -> Duration {
@@ -144,3 +145,54 @@ impl Node for RedisNode {
         self.server.state()
     }
 }
+
+/// Executes one job, which reads a record.
+async fn read(server: &RedisServer, job: Job) {
+    let began = Instant::now();
+    let outcome = timeout_at(job.useful_until, try_read(server, &job)).await;
+    let late = || NodeFailure::TimedOut {
+        node: Arc::clone(&server.name),
+        after: began.elapsed(),
+    };
+    job.sender.send(outcome.unwrap_or_else(|_| Err(late())));
+}
+
+/// Waits for a while, and closes the connections that were not used meanwhile.
+async fn close_idle(pool: WeakPool<Connector>) {
+    sleep(MAX_IDLE).await;
+    if let Some(pool) = pool.upgrade() {
+        pool.retain(|_, metrics| metrics.last_used() < MAX_IDLE);
+    }
+}
+
+async fn try_read(server: &RedisServer, job: &Job) -> Result<Reply, NodeFailure> {
+    loop {
+        let pooled = server.pool.get().await;
+        let mut link = pooled.map_err(|error| match error {
+            PoolError::Backend(why) => server.unreachable(why),
+            other => server.unreachable(other.to_string()),
+        })?;
+        if !job.sender.is_open() {
+            return Err(server.given_up());
+        }
+        let sent = Instant::now();
+        let check = GenerationCheck::default();
+        let commands = [job.encoded(&check)].into_iter();
+        link.send(1, |output| encode_call_into(commands, &check, output));
+        match link.reply().await {
+            Ok(reply) => {
+                NodeCalls::new(&server.name, server.group())
+                    .record(job.operation().name, sent.elapsed());
+                return decode(job, &reply, &server.name);
+            }
+            Err(why) if Object::metrics(&link).recycle_count == 0 => {
+                return Err(server.disconnected(&why));
+            }
+            // The server may have closed an idle connection, which is no outage. The pool drops it.
+            Err(_) => {}
+        }
+    }
+}
+
+/// How long an idle connection is kept.
+const MAX_IDLE: Duration = Duration::from_secs(10);

@@ -165,7 +165,7 @@ operations! {
     ACQUIRE_ALL: (Op::Acquire { .. }, _, _) => "acquire", lua!("acquire_all"),
         [Lock, NumberedFence, AllSlots], [Owner, Number, Time, Retention, Count, Slots];
     CONFIRM_ONCE: (Op::Confirm { .. }, [KeyNames { record: Some(_), .. }], _) =>
-        "confirm", lua!("once", "confirm_once"),
+        "confirm", lua!("once", "unrecorded", "confirm"),
         [Lock, Fence, Done], [Owner, NumberOrZero, Time, Retention];
     CONFIRM: (Op::Confirm { token: Some(_), .. }, [_], _) => "confirm", lua!("confirm"),
         [Lock, Fence], [Owner, Number, Time, Retention],

@@ -53,12 +53,7 @@ pub struct LeaseSpec {
     pub once: Option<OnceSpec>,
 }
 
-impl LeaseSpec {
-    /// Returns whether a time counts from when the caller has the lock, so that the lease is to hear of that.
-    pub(crate) fn counts_from_delivery(&self) -> bool {
-        self.is_partial || self.hold_at_least.is_some()
-    }
-}
+impl LeaseSpec {}
 
 /// What a caller that executes asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -187,13 +182,7 @@ impl LeaseSpec {
     }
 }
 
-impl Input {
-    /// Returns whether a holder may go after this, because the lease goes on without one.
-    #[must_use]
-    pub fn outlives_holder(&self) -> bool {
-        matches!(self, Self::Record { .. })
-    }
-}
+impl Input {}
 
 /// A request to some nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -22,13 +22,7 @@ fn majority_grants_a_lock_and_its_validity_counts_from_before_the_first_request(
     world.serve(0, &[2]);
     assert_eq!(world.events(), []);
     world.serve(0, &[0]);
-    let valid_until = START + validity::lifetime(TTL).unwrap();
-    let granted = Event::Granted {
-        number: 7,
-        acknowledged: 2,
-        valid_until,
-    };
-    assert_eq!(world.events(), [granted]);
+    assert_eq!(world.events(), [granted_at_once()]);
 }
 
 #[test]
@@ -205,20 +199,7 @@ fn two_callers_exclude_each_other_in_every_order_and_leave_nothing() {
         }
         let mut next = Vec::new();
         for (caller, of) in world.callers.iter().enumerate() {
-            for (node, link) in of.links.iter().enumerate() {
-                if !link.requests.is_empty() {
-                    let mut world = world.clone();
-                    world.execute(caller, node);
-                    world.finish(caller);
-                    next.push(world);
-                }
-                if !link.answers.is_empty() {
-                    let mut world = world.clone();
-                    world.answer(caller, node);
-                    world.finish(caller);
-                    next.push(world);
-                }
-            }
+            next.extend(world.after_messages(caller));
             let input = match of.lease.stage {
                 LifeStage::Acquiring(_) if caller == 1 => dropped(false),
                 LifeStage::Holding(_) => dropped(true),

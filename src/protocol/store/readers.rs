@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::holder::Holder;
-use crate::protocol::message::{KeyState, MAX_HOLDERS, Reply, SharedOp};
+use crate::protocol::message::{Command, KeyState, MAX_HOLDERS, Reply, SharedOp};
 use crate::protocol::names::{KeyNames, SharedNames};
 use crate::protocol::store::memory::{Lock, LockedBy, Mark, Store, unmark};
 use crate::protocol::token::OwnerToken;
@@ -18,29 +18,18 @@ const READERS_OUTLIVE: Duration = Duration::from_secs(1);
 
 impl Store {
     /// Executes a request on keys that readers share.
-    pub(super) fn apply_shared(
-        &mut self,
-        names: &[KeyNames],
-        owner: &OwnerToken,
-        op: SharedOp,
-        now: Duration,
-    ) -> Reply {
+    pub(super) fn apply_shared(&mut self, command: &Command, op: SharedOp, now: Duration) -> Reply {
         match op {
-            SharedOp::Acquire { ttl } => self.acquire_shared(names, owner, now + ttl, now),
-            SharedOp::Confirm { ttl } => self.confirm_shared(names, owner, now + ttl, now),
-            SharedOp::Release => self.release_shared(names, owner, now),
-            SharedOp::Announce { patience } => self.announce(names, owner, now + patience, now),
-            SharedOp::Withdraw => self.withdraw(names, owner),
+            SharedOp::Acquire { ttl } => self.acquire_shared(command, now + ttl, now),
+            SharedOp::Confirm { ttl } => self.confirm_shared(command, now + ttl, now),
+            SharedOp::Release => self.release_shared(command, now),
+            SharedOp::Announce { patience } => self.announce(command, now + patience, now),
+            SharedOp::Withdraw => self.withdraw(command),
         }
     }
 
-    fn acquire_shared(
-        &mut self,
-        names: &[KeyNames],
-        owner: &OwnerToken,
-        expires: Duration,
-        now: Duration,
-    ) -> Reply {
+    fn acquire_shared(&mut self, command: &Command, expires: Duration, now: Duration) -> Reply {
+        let Command { names, owner, .. } = command;
         let refusals = names
             .iter()
             .filter_map(|name| self.refusal(name, owner, now));
@@ -50,7 +39,7 @@ impl Store {
                 shown: owner.and_then(OwnerToken::shown).cloned(),
             };
         }
-        for name in names {
+        for name in names.iter() {
             let Some(shared) = &name.shared else {
                 return Reply::Lost;
             };
@@ -68,13 +57,8 @@ impl Store {
         Reply::Granted(0)
     }
 
-    fn confirm_shared(
-        &mut self,
-        names: &[KeyNames],
-        owner: &OwnerToken,
-        expires: Duration,
-        now: Duration,
-    ) -> Reply {
+    fn confirm_shared(&mut self, command: &Command, expires: Duration, now: Duration) -> Reply {
+        let Command { names, owner, .. } = command;
         let is_ours = |name: &KeyNames| {
             let shared = name.shared.as_ref();
             self.is_shared(name, now)
@@ -90,7 +74,8 @@ impl Store {
         Reply::At(0)
     }
 
-    fn release_shared(&mut self, names: &[KeyNames], owner: &OwnerToken, now: Duration) -> Reply {
+    fn release_shared(&mut self, command: &Command, now: Duration) -> Reply {
+        let Command { names, owner, .. } = command;
         let mut reply = Reply::Released;
         for (name, shared) in with_shared(names) {
             let readers = self.readers.get_mut(&shared.readers);
@@ -108,13 +93,8 @@ impl Store {
     }
 
     /// Keeps new readers out of the keys that readers hold.
-    fn announce(
-        &mut self,
-        names: &[KeyNames],
-        owner: &OwnerToken,
-        expires: Duration,
-        now: Duration,
-    ) -> Reply {
+    fn announce(&mut self, command: &Command, expires: Duration, now: Duration) -> Reply {
+        let Command { names, owner, .. } = command;
         for (name, shared) in with_shared(names) {
             if self.is_shared(name, now) {
                 let owner = owner.clone();
@@ -126,9 +106,9 @@ impl Store {
         Reply::Released
     }
 
-    fn withdraw(&mut self, names: &[KeyNames], owner: &OwnerToken) -> Reply {
-        for (_, shared) in with_shared(names) {
-            unmark(&mut self.writers, &shared.writer, owner);
+    fn withdraw(&mut self, command: &Command) -> Reply {
+        for (_, shared) in with_shared(&command.names) {
+            unmark(&mut self.writers, &shared.writer, &command.owner);
         }
         Reply::Released
     }

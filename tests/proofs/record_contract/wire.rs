@@ -304,7 +304,8 @@ pub(crate) const SCRIPTS: [&str; 7] = [
     ),
     concat!(
         include_str!("../../../src/node/redis/scripts/once.lua"),
-        include_str!("../../../src/node/redis/scripts/confirm_once.lua")
+        include_str!("../../../src/node/redis/scripts/unrecorded.lua"),
+        include_str!("../../../src/node/redis/scripts/confirm.lua")
     ),
     include_str!("../../../src/node/redis/scripts/release_once.lua"),
     include_str!("../../../src/node/redis/scripts/release.lua"),

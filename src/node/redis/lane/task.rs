@@ -20,7 +20,7 @@ use crate::node::redis::lane::state::{
 };
 use crate::node::redis::server::{RedisServer, weight};
 use crate::node::redis::table::load_all;
-use crate::protocol::message::Reply;
+use crate::protocol::message::{Op, Reply};
 
 /// The number of waiting jobs beyond which releases of expired locks are dropped. They would only take back an
 /// intent, which only keeps a request from being executed.
@@ -89,7 +89,8 @@ impl Lane {
         // A single job shares no call.
         let may_share = jobs.len() > 1;
         for job in jobs {
-            if job.calls_off() {
+            // A release of what was not sent: neither is.
+            if job.is_release() && job.sender.mark_released() {
                 self.finish(job, Ok(Reply::Released));
                 continue;
             }
@@ -218,7 +219,7 @@ impl Lane {
             self.refused.push_back(job);
             return false;
         }
-        if job.leaves_taken()
+        if matches!(job.op(), Some(Op::ReleaseAfter { left }) if !left.is_zero())
             && took > self.server.timeouts.node
             && matches!(outcome, Ok(Reply::Released))
         {

@@ -11,13 +11,8 @@ if holder and holder ~= owner then
   -- Never the first half: a client that knows it can release the lock.
   return {0, redis.call('PTTL', KEYS[1]), holder == 'shared' and 1 or string.sub(holder, 33)}
 end
-local fence = 0
-if record then
-  fence = tonumber(string.match(record, '^(%d+) '))
-  if not fence then
-    return redis.error_reply('WRONGTYPE the fence key holds no fence')
-  end
-end
+local fence = record and tonumber(string.match(record, '^(%d+) ')) or not record and 0
+if not fence then return redis.error_reply('WRONGTYPE the fence key holds no fence') end
 if holder then
   -- The fence must outlive the lock, as after a new acquisition.
   redis.call('PEXPIRE', KEYS[2], ARGV[4])

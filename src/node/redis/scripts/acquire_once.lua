@@ -28,14 +28,14 @@ if not fence then return redis.error_reply('WRONGTYPE the fence key holds no fen
 if holder then
   -- The fence must outlive the lock, as after a new acquisition.
   redis.call('PEXPIRE', KEYS[2], ARGV[4])
-else
-  local proposal = tonumber(ARGV[2])
-  if proposal > fence then fence = proposal else fence = fence + 1 end
-  -- See acquire.lua.
-  if fence > 9007199254740000 then return {2} end
-  redis.call('SET', KEYS[2], string.format('%.0f ', fence) .. owner, 'PX', ARGV[4])
-  -- Before the lock, like the fence: every holder must have an intent.
-  if intents then redis.call('SET', KEYS[4], owner, 'PX', ARGV[5]) end
-  redis.call('SET', KEYS[1], owner, 'PX', ARGV[3])
+  return fence
 end
+local proposal = tonumber(ARGV[2])
+if proposal > fence then fence = proposal else fence = fence + 1 end
+-- See acquire.lua.
+if fence > 9007199254740000 then return {2} end
+redis.call('SET', KEYS[2], string.format('%.0f ', fence) .. owner, 'PX', ARGV[4])
+-- Before the lock, like the fence: every holder must have an intent.
+if intents then redis.call('SET', KEYS[4], owner, 'PX', ARGV[5]) end
+redis.call('SET', KEYS[1], owner, 'PX', ARGV[3])
 return fence

@@ -8,13 +8,9 @@ if ARGV[5] and redis.call('GET', KEYS[3]) ~= ARGV[5] then return {3} end
 local values = redis.call('MGET', KEYS[1], KEYS[2])
 local record, owner = values[2], ARGV[1]
 if values[1] ~= owner then return {0} end
-local token, fence = tonumber(ARGV[2]), 0
-if record then
-  fence = tonumber(string.match(record, '^(%d+) '))
-  if not fence then
-    return redis.error_reply('WRONGTYPE the fence key holds no fence')
-  end
-end
+local token = tonumber(ARGV[2])
+local fence = record and tonumber(string.match(record, '^(%d+) ')) or not record and 0
+if not fence then return redis.error_reply('WRONGTYPE the fence key holds no fence') end
 if fence > token then return fence end
 if fence < token then
   local raised = ARGV[2] .. ' ' .. owner

@@ -9,14 +9,10 @@ local ttl, retention = ARGV[1], ARGV[2]
 -- From here on by pcall: an error of one key must not hide what became of the others.
 local function confirm(i)
   local lock, fenced, record = KEYS[2 * i - 1], KEYS[2 * i], values[2 * i]
-  local owner, token, fence = ARGV[2 * i + 2], tonumber(ARGV[2 * i + 3]), 0
+  local owner, token = ARGV[2 * i + 2], tonumber(ARGV[2 * i + 3])
   if values[2 * i - 1] ~= owner then return {0} end
-  if record then
-    fence = tonumber(string.match(record, '^(%d+) '))
-    if not fence then
-      return redis.error_reply('WRONGTYPE the fence key holds no fence')
-    end
-  end
+  local fence = record and tonumber(string.match(record, '^(%d+) ')) or not record and 0
+  if not fence then return redis.error_reply('WRONGTYPE the fence key holds no fence') end
   if fence > token then return fence end
   local kept
   if fence == token then

@@ -488,20 +488,7 @@ fn no_order_of_messages_leads_to_two_outcomes() {
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]));
         let mut next = Vec::new();
         for (number, caller) in world.callers.iter().enumerate() {
-            for (node, link) in caller.links.iter().enumerate() {
-                if !link.requests.is_empty() {
-                    let mut world = world.clone();
-                    world.execute(number, node);
-                    world.finish(number);
-                    next.push(world);
-                }
-                if !link.answers.is_empty() {
-                    let mut world = world.clone();
-                    world.answer(number, node);
-                    world.finish(number);
-                    next.push(world);
-                }
-            }
+            next.extend(world.after_messages(number));
             if !caller.lease.is_holding() {
                 continue;
             }

@@ -146,6 +146,26 @@ impl World {
         );
     }
 
+    /// Returns what the world may be after the next message between a caller and a node.
+    pub(super) fn after_messages(&self, caller: usize) -> Vec<Self> {
+        let mut next = Vec::new();
+        for (node, link) in self.callers[caller].links.iter().enumerate() {
+            let mut after = |step: fn(&mut Self, usize, usize)| {
+                let mut world = self.clone();
+                step(&mut world, caller, node);
+                world.finish(caller);
+                next.push(world);
+            };
+            if !link.requests.is_empty() {
+                after(Self::execute);
+            }
+            if !link.answers.is_empty() {
+                after(Self::answer);
+            }
+        }
+        next
+    }
+
     /// Has a caller whose life is decided take the answers that it has.
     pub(super) fn finish(&mut self, caller: usize) {
         for node in 0..NODES {
@@ -238,12 +258,15 @@ impl Caller {
 pub(super) fn held(spec: LeaseSpec) -> World {
     let mut world = World::of(spec);
     world.serve(0, &[0, 1, 2]);
-    let valid_until = START + validity::lifetime(TTL).unwrap();
-    let granted = Event::Granted {
+    assert_eq!(world.events(), [granted_at_once()]);
+    world
+}
+
+/// The grant of the number 7 by two nodes, of a caller that asked at the start.
+pub(super) fn granted_at_once() -> Event {
+    Event::Granted {
         number: 7,
         acknowledged: 2,
-        valid_until,
-    };
-    assert_eq!(world.events(), [granted]);
-    world
+        valid_until: START + validity::lifetime(TTL).unwrap(),
+    }
 }

@@ -1,21 +1,55 @@
-//! Methods and implementations that several services and layers share, written once.
+//! Implementations and methods that several types share, written once.
 
 /// Implements `Debug` with the name of the type and some of its fields, because the others have no `Debug` or say nothing
 /// to a reader.
 macro_rules! opaque_debug {
+    ($name:ident(..)) => {
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_tuple(stringify!($name)).finish_non_exhaustive()
+            }
+        }
+    };
     (
-        $name:ident $(<$($param:ident),+>)? $([$field:ident = $($path:ident).+])? $(where $($bounds:tt)+)?
+        $name:ident $(<$($param:ident),+>)? $([$($field:ident = $($path:ident).+),+])? $(where $($bounds:tt)+)?
     ) => {
         impl $(<$($param),+>)? std::fmt::Debug for $name $(<$($param),+>)?
         $(where $($bounds)+)?
         {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($name))
-                    $(.field(stringify!($field), &self.$($path).+))?
+                    $($(.field(stringify!($field), &self.$($path).+))+)?
                     .finish_non_exhaustive()
             }
         }
     };
+}
+
+/// Calls a macro with the names of the parts of each tuple that a key may be.
+macro_rules! for_tuples {
+    ($macro:ident) => {
+        $macro!(A);
+        $macro!(A B);
+        $macro!(A B C);
+        $macro!(A B C D);
+        $macro!(A B C D E);
+        $macro!(A B C D E F);
+        $macro!(A B C D E F G);
+        $macro!(A B C D E F G H);
+    };
+}
+
+/// Implements `IntoResponses` of utoipa with the refusals of some statuses.
+#[cfg(feature = "utoipa")]
+macro_rules! into_responses {
+    ($($(#[$doc:meta])+ $name:ident: $statuses:pat),+ $(,)?) => {$(
+        $(#[$doc])+
+        impl utoipa::IntoResponses for $name {
+            fn responses() -> crate::middleware::Responses {
+                crate::middleware::responses(|status| matches!(status, $statuses))
+            }
+        }
+    )+};
 }
 
 /// Defines the setter of the ttl of a layer, and others, each with its documentation: name, argument, the field of `config`
@@ -42,5 +76,3 @@ macro_rules! layer_setters {
         )+
     };
 }
-
-pub(crate) use {layer_setters, opaque_debug};
