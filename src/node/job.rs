@@ -30,7 +30,6 @@ use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
-#[cfg(feature = "redis")]
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -40,13 +39,9 @@ use crate::node::failure::NodeFailure;
 #[cfg(feature = "redis")]
 use crate::node::redis::{ENCODED_PING, EncodedCommand, GenerationCheck, Operation};
 use crate::node::sync::Mutex;
-#[cfg(feature = "redis")]
-use crate::node::sync::atomic::AtomicU64;
-use crate::node::sync::atomic::{AtomicU32, Ordering};
+use crate::node::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::protocol::lease::Awaited;
-#[cfg(any(feature = "redis", feature = "unstable-protocol"))]
-use crate::protocol::message::Op;
-use crate::protocol::message::{Command, Reply};
+use crate::protocol::message::{Command, Op, Reply};
 
 /// A request on its way to one node.
 #[derive(Debug)]
@@ -58,7 +53,6 @@ pub(crate) struct Job {
     /// takes back an intent.
     pub(crate) useful_until: Instant,
     /// How often it was sent.
-    #[cfg(feature = "redis")]
     times_sent: u8,
 }
 
@@ -100,15 +94,10 @@ impl Job {
             packet,
             sender,
             useful_until,
-            #[cfg(feature = "redis")]
             times_sent: 0,
         }
     }
-}
 
-/// For nodes that queue jobs.
-#[cfg(any(feature = "redis", feature = "unstable-protocol"))]
-impl Job {
     /// Returns the operation; `None` for a health check.
     pub(crate) fn op(&self) -> Option<&Op> {
         Some(&self.packet.as_ref()?.command.op)
@@ -123,7 +112,6 @@ impl Job {
     ///
     /// An acquisition must not be sent once its attempt is decided: no release would follow it.
     pub(crate) fn is_wanted(&self, now: Instant) -> bool {
-        #[cfg(feature = "redis")]
         if self.sender.is_called_off() {
             return false;
         }
@@ -133,31 +121,6 @@ impl Job {
             now < self.useful_until || intent_until.is_some_and(|until| now < until)
         } else {
             self.sender.is_open()
-        }
-    }
-}
-
-/// For nodes behind a connection that may break.
-#[cfg(feature = "redis")]
-impl Job {
-    /// Returns the request as it goes over the wire. A command is encoded for the first node to which it is sent; the
-    /// checks of all nodes have the same key.
-    pub(crate) fn encoded(&self, check: &GenerationCheck) -> &EncodedCommand {
-        let Some(packet) = &self.packet else {
-            return &ENCODED_PING;
-        };
-        let encode = || EncodedCommand::new(&packet.command, packet.notifies, check);
-        packet.encoded.get_or_init(encode)
-    }
-
-    /// Returns its row in the table of operations.
-    pub(crate) fn operation(&self) -> &'static Operation {
-        let Some(packet) = &self.packet else {
-            return ENCODED_PING.operation;
-        };
-        match packet.encoded.get() {
-            Some(encoded) => encoded.operation,
-            None => Operation::of(&packet.command, packet.notifies, false),
         }
     }
 
@@ -260,7 +223,31 @@ impl Job {
     }
 }
 
+/// For nodes behind a connection.
 #[cfg(feature = "redis")]
+impl Job {
+    /// Returns the request as it goes over the wire. A command is encoded for the first node to which it is sent; the
+    /// checks of all nodes have the same key.
+    pub(crate) fn encoded(&self, check: &GenerationCheck) -> &EncodedCommand {
+        let Some(packet) = &self.packet else {
+            return &ENCODED_PING;
+        };
+        let encode = || EncodedCommand::new(&packet.command, packet.notifies, check);
+        packet.encoded.get_or_init(encode)
+    }
+
+    /// Returns its row in the table of operations.
+    pub(crate) fn operation(&self) -> &'static Operation {
+        let Some(packet) = &self.packet else {
+            return ENCODED_PING.operation;
+        };
+        match packet.encoded.get() {
+            Some(encoded) => encoded.operation,
+            None => Operation::of(&packet.command, packet.notifies, false),
+        }
+    }
+}
+
 impl Packet {
     /// Returns the packet of another operation of the same attempt.
     fn with(&self, op: Op, notifies: bool) -> Arc<Self> {
@@ -339,10 +326,8 @@ struct Channel {
     /// The nodes' names, by number.
     names: Arc<[Arc<str>]>,
     /// The nodes to which the lease has sent requests, one bit for each.
-    #[cfg(feature = "redis")]
     sent: AtomicU64,
     /// The nodes whose lane has taken its release.
-    #[cfg(feature = "redis")]
     released: AtomicU64,
 }
 
@@ -369,9 +354,7 @@ impl VoteReceiver {
                 queue: Mutex::new(queue),
                 phase: AtomicU32::new(0),
                 names: Arc::clone(names),
-                #[cfg(feature = "redis")]
                 sent: AtomicU64::new(0),
-                #[cfg(feature = "redis")]
                 released: AtomicU64::new(0),
             }),
             is_draining: false,
@@ -472,26 +455,22 @@ impl VoteSender {
     }
 
     /// Sets the span of the request.
-    #[cfg(feature = "redis")]
     pub(crate) fn set_span(&mut self, span: Span) {
         self.extras.get_or_insert_default().span = Some(span);
     }
 
     /// Returns whether the receiver still waits for votes of this phase.
-    #[cfg(any(feature = "redis", feature = "unstable-protocol"))]
     pub(crate) fn is_open(&self) -> bool {
         self.channel.phase.load(Ordering::Acquire) == self.phase
     }
 
     /// Marks its node as one that has received a request of the lease.
-    #[cfg(feature = "redis")]
     pub(crate) fn mark_sent(&self) {
         // Relaxed here and below: a node's bits are set and read by its lane only.
         self.channel.sent.fetch_or(self.bit(), Ordering::Relaxed);
     }
 
     /// Marks its node as one whose lane has taken the release. Returns whether nothing was sent before it.
-    #[cfg(feature = "redis")]
     pub(crate) fn mark_released(&self) -> bool {
         let released = &self.channel.released;
         released.fetch_or(self.bit(), Ordering::Relaxed);
@@ -499,20 +478,17 @@ impl VoteSender {
     }
 
     /// Returns whether the lane has taken the release.
-    #[cfg(feature = "redis")]
     pub(crate) fn is_released(&self) -> bool {
         self.channel.released.load(Ordering::Relaxed) & self.bit() != 0
     }
 
     /// Returns whether the lane has taken the release, and nothing was sent before it.
-    #[cfg(feature = "redis")]
     pub(crate) fn is_called_off(&self) -> bool {
         let was_sent = self.channel.sent.load(Ordering::Relaxed) & self.bit() != 0;
         self.is_released() && !was_sent
     }
 
     /// Returns the bit of its node. A group has at most 64 nodes.
-    #[cfg(feature = "redis")]
     fn bit(&self) -> u64 {
         1 << self.node
     }

@@ -11,7 +11,7 @@ mod embedded;
 mod failure;
 mod home;
 #[cfg_attr(
-    not(any(feature = "redis", feature = "unstable-protocol")),
+    not(feature = "redis"),
     expect(dead_code, reason = "embedded nodes answer at once")
 )]
 mod job;
