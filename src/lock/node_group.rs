@@ -43,15 +43,20 @@ pub struct NodeGroup {
 pub(super) enum Source {
     Embedded(usize),
     #[cfg(feature = "redis")]
-    Url(String),
-    #[cfg(feature = "redis")]
-    PoolConfig(Box<deadpool_redis::Config>),
-    #[cfg(feature = "redis")]
-    Pool(deadpool_redis::Pool),
+    Server(NamedServer),
     #[cfg(feature = "test-util")]
     Scripted(crate::node::scripted::ScriptedNodes),
     #[cfg(feature = "unstable-protocol")]
     Simulated(Range<usize>, Arc<dyn crate::node::sim::SimNetwork>),
+}
+
+/// A Redis server, as a program names it.
+#[cfg(feature = "redis")]
+#[derive(Clone)]
+pub(super) enum NamedServer {
+    Url(String),
+    PoolConfig(Box<deadpool_redis::Config>),
+    Pool(deadpool_redis::Pool),
 }
 
 /// What all nodes of a lock service have in common.
@@ -81,7 +86,7 @@ macro_rules! node_setters {
             /// servers. See [operating the nodes](crate::guide::operating_the_nodes) for rights, certificates and more.
             #[cfg(feature = "redis")]
             pub fn url(self, url: impl AsRef<str>) -> Self {
-                self.with_source(Source::Url(url.as_ref().to_owned()))
+                self.with_source(Source::Server(NamedServer::Url(url.as_ref().to_owned())))
             }
 
             /// Adds several Redis servers; see [`url`](Self::url).
@@ -106,7 +111,7 @@ macro_rules! node_setters {
             /// ```
             #[cfg(feature = "redis")]
             pub fn pool_config(self, config: deadpool_redis::Config) -> Self {
-                self.with_source(Source::PoolConfig(Box::new(config)))
+                self.with_source(Source::Server(NamedServer::PoolConfig(Box::new(config))))
             }
 
             /// Adds a Redis server by a pool of connections to it, for settings that no URL can express, such as a client
@@ -120,7 +125,7 @@ macro_rules! node_setters {
             /// their locks, for which the address of the server must be known.
             #[cfg(feature = "redis")]
             pub fn pool(self, pool: deadpool_redis::Pool) -> Self {
-                self.with_source(Source::Pool(pool))
+                self.with_source(Source::Server(NamedServer::Pool(pool)))
             }
 
             /// Adds `count` nodes in the memory of this process.
@@ -172,7 +177,7 @@ impl NodeGroup {
     #[cfg(feature = "redis")]
     pub(super) fn listed_urls(&self) -> impl Iterator<Item = &str> {
         self.sources.iter().filter_map(|source| match source {
-            Source::Url(url) => Some(&**url),
+            Source::Server(NamedServer::Url(url)) => Some(&**url),
             _ => None,
         })
     }
@@ -320,7 +325,7 @@ impl NodeGroup {
                     }
                 }
                 #[cfg(feature = "redis")]
-                server => nodes.extend(server.make(settings, names)?),
+                Source::Server(server) => nodes.push(server.make(settings, names)?),
             }
             names.extend(nodes[made..].iter().map(|node| Arc::clone(node.name())));
         }
@@ -329,16 +334,14 @@ impl NodeGroup {
 }
 
 #[cfg(feature = "redis")]
-impl Source {
-    /// Makes the node of a server, whose name is none of these.
+impl NamedServer {
+    /// Makes its node, whose name is none of these.
     fn make(
         &self,
         settings: &NodeSettings,
         names: &[Arc<str>],
-    ) -> Result<Option<Arc<dyn Node>>, BuildError> {
-        let Some((setting, endpoint)) = self.endpoint(names.len(), settings.login.as_ref()) else {
-            return Ok(None);
-        };
+    ) -> Result<Arc<dyn Node>, BuildError> {
+        let (setting, endpoint) = self.endpoint(names.len(), settings.login.as_ref());
         let endpoint = endpoint.map_err(|(value, why)| BuildError::new(setting, value, why))?;
         if names.contains(&endpoint.name) {
             let remedy = "it is listed twice; list it once, because a majority must be of independent servers, and a group \
@@ -347,19 +350,18 @@ impl Source {
         }
         let (guard, home) = (Arc::clone(&settings.guard), &settings.home);
         let node = RedisNode::new(endpoint, settings.timeouts, guard, home);
-        Ok(Some(Arc::new(node)))
+        Ok(Arc::new(node))
     }
 
-    /// Returns the setting that names a server, and how to reach it; `None` if this is none. Pools have no address and are
-    /// numbered.
+    /// Returns the setting that names it, and how to reach it. Pools have no address and are numbered.
     ///
     /// The error is the value that is wrong, without credentials, and why.
     fn endpoint(
         &self,
         number: usize,
         login: Option<&Login>,
-    ) -> Option<(&'static str, Result<Endpoint, (String, String)>)> {
-        Some(match self {
+    ) -> (&'static str, Result<Endpoint, (String, String)>) {
+        match self {
             Self::Url(url) => {
                 let endpoint = Endpoint::from_url(url, login);
                 let shown = || without_credentials(url);
@@ -376,12 +378,7 @@ impl Source {
                 let endpoint = Endpoint::from_pool(&name, pool.clone());
                 ("pool", endpoint.map_err(|why| (name, why)))
             }
-            Self::Embedded(_) => return None,
-            #[cfg(feature = "test-util")]
-            Self::Scripted(_) => return None,
-            #[cfg(feature = "unstable-protocol")]
-            Self::Simulated(..) => return None,
-        })
+        }
     }
 }
 
@@ -391,7 +388,13 @@ impl Source {
         match self {
             Self::Embedded(count) => vec!["embedded".into(); *count],
             #[cfg(feature = "redis")]
-            Self::Pool(_) => vec!["pool".into()],
+            Self::Server(NamedServer::Pool(_)) => vec!["pool".into()],
+            #[cfg(feature = "redis")]
+            Self::Server(server) => vec![match server.endpoint(0, None).1 {
+                Ok(endpoint) => endpoint.identity(),
+                // It is refused when its node is made.
+                Err((value, why)) => format!("{value}: {why}"),
+            }],
             #[cfg(feature = "test-util")]
             Self::Scripted(nodes) => {
                 let addresses = nodes.nodes.iter().map(Arc::as_ptr);
@@ -399,13 +402,6 @@ impl Source {
             }
             #[cfg(feature = "unstable-protocol")]
             Self::Simulated(numbers, _) => numbers.clone().map(|i| format!("sim-{i}")).collect(),
-            #[cfg(feature = "redis")]
-            server => match server.endpoint(0, None) {
-                Some((_, Ok(endpoint))) => vec![endpoint.identity()],
-                // It is refused when its node is made.
-                Some((_, Err((value, why)))) => vec![format!("{value}: {why}")],
-                None => Vec::new(),
-            },
         }
     }
 }
@@ -415,7 +411,7 @@ impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             #[cfg(feature = "redis")]
-            Self::Url(url) => write!(f, "Url({})", without_credentials(url)),
+            Self::Server(NamedServer::Url(url)) => write!(f, "Url({})", without_credentials(url)),
             other => f.debug_list().entries(other.identity()).finish(),
         }
     }
