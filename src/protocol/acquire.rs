@@ -133,7 +133,6 @@ pub enum RefusalKind {
 impl AcquireRound {
     /// Creates a round whose `ACQUIRE` was sent to every node; with the fingerprint of the request, if something is executed
     /// under the lock.
-    #[must_use]
     pub fn new(quorum: Quorum, fingerprint: Option<Fingerprint>) -> Self {
         Self {
             quorum,
@@ -155,7 +154,6 @@ impl AcquireRound {
     }
 
     /// Returns the number of the current second phase; 0 before the first.
-    #[must_use]
     pub fn step(&self) -> u8 {
         self.step
     }
@@ -255,27 +253,23 @@ impl AcquireRound {
     }
 
     /// Returns the targets of the `RECORD` of a repair that have not answered it.
-    #[must_use]
     pub fn repairers(&self) -> NodeSet {
         let repairers = self.records.as_ref().and_then(|records| records.repairers);
         repairers.unwrap_or_default()
     }
 
     /// Returns the record with the most copies, if there is one, and the nodes that are not known to have any.
-    #[must_use]
     pub fn record(&self) -> Option<(&Record, NodeSet)> {
         let copies = &self.records.as_ref()?.copies;
         Some((copies.leading(Record::execution)?, copies.without()))
     }
 
     /// Returns whether some node has a record.
-    #[must_use]
     pub fn is_recorded(&self) -> bool {
         self.record().is_some()
     }
 
     /// Returns the time until the first node with a record forgets it.
-    #[must_use]
     pub fn expires_in(&self) -> Duration {
         let records = self.records.as_ref();
         records.map_or(Duration::MAX, |records| records.expire_in)
@@ -283,13 +277,11 @@ impl AcquireRound {
 
     /// Returns the targets of the `CONFIRM` of the current step: all nodes that did not answer
     /// exactly the target, including silent nodes, without nodes that refused or failed.
-    #[must_use]
     pub fn unconfirmed(&self) -> NodeSet {
         self.unconfirmed
     }
 
     /// Returns the nodes that have answered exactly `token` so far.
-    #[must_use]
     pub fn acknowledged(&self, token: u64) -> NodeSet {
         let granted = which(&self.acquired, |acquired| {
             *acquired == Acquired::Granted(token)
@@ -302,7 +294,6 @@ impl AcquireRound {
     }
 
     /// Returns the nodes with a relevant outstanding answer.
-    #[must_use]
     pub fn silent(&self) -> NodeSet {
         let repairers = self.records.as_ref().and_then(|records| records.repairers);
         if let Some(repairers) = repairers {
@@ -317,20 +308,17 @@ impl AcquireRound {
     }
 
     /// Returns the nodes that have not answered the `ACQUIRE`.
-    #[must_use]
     pub fn unanswered(&self) -> NodeSet {
         self.unanswered
     }
 
     /// Returns the nodes that granted the lock to this attempt.
-    #[must_use]
     pub fn granted(&self) -> NodeSet {
         self.granted
     }
 
     /// Returns the nodes that cannot hold the lock for this attempt: they answered the only `ACQUIRE` of this
     /// attempt with another holder.
-    #[must_use]
     pub fn refused(&self) -> NodeSet {
         self.refused
     }

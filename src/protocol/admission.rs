@@ -49,7 +49,6 @@ struct Known {
 impl Admissions {
     /// Creates the admissions of a client that quarantines nodes for `window` after a loss of memory.
     /// `window` must be longer than the life of any lock.
-    #[must_use]
     pub fn new(window: Duration) -> Self {
         Self {
             window,
@@ -58,7 +57,6 @@ impl Admissions {
     }
 
     /// Returns the length of the quarantine.
-    #[must_use]
     pub fn window(&self) -> Duration {
         self.window
     }
@@ -115,7 +113,6 @@ impl Admissions {
 
     /// Returns another name of the server behind `node`, or the name of a copy of it. Neither may vote,
     /// because together they would give one memory two votes.
-    #[must_use]
     pub fn twin_of(&self, node: &str) -> Option<&Arc<str>> {
         let known = self.nodes.get(node)?;
         let mut others = self.nodes.iter().filter(|(name, _)| &***name != node);
@@ -124,7 +121,6 @@ impl Admissions {
     }
 
     /// Returns whether any two names lead to one server.
-    #[must_use]
     pub fn has_twins(&self) -> bool {
         self.nodes.keys().any(|node| self.twin_of(node).is_some())
     }

@@ -66,7 +66,6 @@ pub use trace::{LeaseOutput, Trace};
 impl Lease {
     /// Begins an attempt: asks every node for the lock. `patience` is how much longer than the node timeout a node may
     /// take for its first answer, because there is no connection to it yet.
-    #[must_use]
     pub fn new(
         spec: LeaseSpec,
         quorum: Quorum,
@@ -158,7 +157,6 @@ impl Lease {
     }
 
     /// Returns the nodes that have been silent for too long by now. [`Input::TimedOut`] counts them as failed.
-    #[must_use]
     pub fn overdue(&self, now: Duration) -> NodeSet {
         if let LifeStage::Acquiring(acquiring) = &self.stage {
             let silent = acquiring.round.silent().iter();
@@ -213,7 +211,6 @@ impl Lease {
 /// What a driver may ask a lease.
 impl Lease {
     /// Returns when to handle [`Input::TimedOut`], if nothing else happens before.
-    #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         let due = self.open_request().map(|(_, due, _)| due);
         let LifeStage::Holding(holding) = &self.stage else {
@@ -226,7 +223,6 @@ impl Lease {
     }
 
     /// Returns how many answers may decide what happens next; `None` if none can.
-    #[must_use]
     pub fn awaited(&self) -> Option<Awaited> {
         let number = self.asked();
         let (silent, is_undecided) = match &self.stage {
@@ -246,7 +242,6 @@ impl Lease {
     }
 
     /// Returns whether answers to this request still count.
-    #[must_use]
     pub fn counts(&self, number: u32) -> bool {
         match &self.stage {
             LifeStage::Acquiring(acquiring) => acquiring.counts(number),
@@ -295,13 +290,11 @@ impl Lease {
     }
 
     /// Returns the number of the last request.
-    #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
     /// Returns whether the lock is neither granted nor given up.
-    #[must_use]
     pub fn is_acquiring(&self) -> bool {
         matches!(self.stage, LifeStage::Acquiring(_))
     }
@@ -316,13 +309,11 @@ impl Lease {
     }
 
     /// Returns whether an extension is under way.
-    #[must_use]
     pub fn is_extending(&self) -> bool {
         matches!(&self.stage, LifeStage::Holding(holding) if holding.extending.is_some())
     }
 
     /// Returns the nodes that have not answered the release; none before it has begun.
-    #[must_use]
     pub fn unanswered(&self) -> NodeSet {
         match &self.stage {
             LifeStage::Releasing { round, .. } => round.silent(),
@@ -331,7 +322,6 @@ impl Lease {
     }
 
     /// Returns the nodes that may still have the lock.
-    #[must_use]
     pub fn may_hold(&self) -> NodeSet {
         match &self.stage {
             LifeStage::Releasing { round, .. } => round.unreleased(),
@@ -340,31 +330,26 @@ impl Lease {
     }
 
     /// Returns whether it is granted, and neither released nor about to record.
-    #[must_use]
     pub fn is_holding(&self) -> bool {
         matches!(self.stage, LifeStage::Holding(_))
     }
 
     /// Returns whether nothing is executed under the lock that might be.
-    #[must_use]
     pub fn is_unused(&self) -> bool {
         self.spec.once.is_some() && !self.is_begun
     }
 
     /// Returns whether nothing is left to do.
-    #[must_use]
     pub fn is_settled(&self) -> bool {
         matches!(&self.stage, LifeStage::Releasing { round, .. } if round.silent().is_empty())
     }
 
     /// Returns whether the release has begun.
-    #[must_use]
     pub fn is_releasing(&self) -> bool {
         matches!(self.stage, LifeStage::Releasing { .. })
     }
 
     /// Returns the number of the release and the answers to it; none before it has begun.
-    #[must_use]
     pub fn release_round(&self) -> (u32, ReleaseRound) {
         match &self.stage {
             LifeStage::Releasing { round, .. } => (self.number, round.clone()),
@@ -376,7 +361,6 @@ impl Lease {
     }
 
     /// Returns when every node has certainly forgotten the lock.
-    #[must_use]
     pub fn gone_at(&self) -> Duration {
         self.gone_at
     }

@@ -107,7 +107,6 @@ impl Op {
 
     /// Returns whether this takes back what earlier requests of its owner did. It must reach every node that may have
     /// executed one of them.
-    #[must_use]
     pub fn is_release(&self) -> bool {
         matches!(
             self,
@@ -119,7 +118,6 @@ impl Op {
     }
 
     /// Returns how much longer than the node timeout the request may take because of its size.
-    #[must_use]
     pub fn transit(&self) -> Duration {
         transit(self.record_bytes())
     }
@@ -272,13 +270,11 @@ pub struct HolderMark(Arc<[u8]>);
 
 impl HolderMark {
     /// Creates a mark from the bytes of the node.
-    #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self(bytes.into())
     }
 
     /// Returns the bytes of the node.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

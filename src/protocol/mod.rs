@@ -165,6 +165,12 @@
 //!
 //! [Redlock description]: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
 
+#![allow(
+    clippy::must_use_candidate,
+    clippy::return_self_not_must_use,
+    reason = "most of it is public for the proofs only"
+)]
+
 pub mod acquire;
 pub mod admission;
 mod holder;

@@ -28,7 +28,6 @@ pub struct KeyNames {
 
 impl KeyNames {
     /// Returns the channel on which a node publishes that the lock is free.
-    #[must_use]
     pub fn channel(&self) -> &Arc<[u8]> {
         self.slots
             .as_ref()
@@ -36,7 +35,6 @@ impl KeyNames {
     }
 
     /// Returns how long the intent of an execution lives, if one is kept.
-    #[must_use]
     pub fn intent_retention(&self) -> Option<Duration> {
         let intent = self.record.as_ref()?.intent.as_ref()?;
         Some(intent.retention)
@@ -89,14 +87,12 @@ pub struct Namespace(Arc<str>);
 
 impl Namespace {
     /// Creates a namespace; returns `None` if it contains a brace, which would make names ambiguous.
-    #[must_use]
     pub fn new(name: &str) -> Option<Self> {
         let ambiguous = name.contains(['{', '}']);
         (!ambiguous).then(|| Self(name.into()))
     }
 
     /// Returns the key of a node's generation; no lock or fence has this name.
-    #[must_use]
     pub fn generation(&self) -> Arc<[u8]> {
         if self.0.is_empty() {
             BARE_GENERATION.as_bytes().into()
@@ -150,7 +146,6 @@ impl Namespace {
     }
 
     /// Returns the names with those that readers need.
-    #[must_use]
     pub fn with_shared(&self, mut names: KeyNames) -> KeyNames {
         names.shared = Some(SharedNames {
             readers: self.beside(&names.lock, "readers"),

@@ -69,7 +69,6 @@ impl Placement {
     }
 
     /// Returns the number of the group that a key belongs to, in the order of the names; zero if there is none.
-    #[must_use]
     pub fn group_of(&self, key: &LockKey) -> usize {
         if self.hashes.len() < 2 {
             return 0;
@@ -86,7 +85,6 @@ impl Placement {
     }
 
     /// Returns the weight of a key in a group.
-    #[must_use]
     pub fn weight(key: &LockKey, name: &str) -> u64 {
         finalize(fnv(placed_as(key.as_bytes())) ^ fnv(name.as_bytes()))
     }

@@ -13,7 +13,6 @@ pub struct Quorum {
 
 impl Quorum {
     /// Creates a quorum over `nodes` nodes; returns `None` for zero, and for more than [`NodeSet::MAX`].
-    #[must_use]
     pub const fn new(nodes: usize) -> Option<Self> {
         if nodes == 0 || nodes > NodeSet::MAX {
             None
@@ -23,19 +22,16 @@ impl Quorum {
     }
 
     /// Returns the number of configured nodes.
-    #[must_use]
     pub const fn nodes(self) -> usize {
         self.nodes
     }
 
     /// Returns the smallest size for which any two groups of nodes share one node: `n / 2 + 1`.
-    #[must_use]
     pub const fn majority(self) -> usize {
         self.nodes / 2 + 1
     }
 
     /// Returns the smallest number of answers that can decide anything, for or against.
-    #[must_use]
     pub const fn decisive(self) -> usize {
         // This many refusals leave no majority; with an even number of nodes it is one less than a majority.
         self.nodes - self.majority() + 1
@@ -51,25 +47,21 @@ impl NodeSet {
     pub const MAX: usize = 64;
 
     /// Returns the set of all nodes of a quorum.
-    #[must_use]
     pub const fn all(quorum: Quorum) -> Self {
         Self(u64::MAX >> (Self::MAX - quorum.nodes))
     }
 
     /// Returns whether the set has this node.
-    #[must_use]
     pub const fn contains(self, node: usize) -> bool {
         node < Self::MAX && self.0 >> node & 1 == 1
     }
 
     /// Returns the number of its nodes.
-    #[must_use]
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
     /// Returns whether the set has no node.
-    #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -96,19 +88,16 @@ impl NodeSet {
     }
 
     /// Returns the nodes of both sets together.
-    #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
     /// Returns the nodes that both sets have.
-    #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
     /// Returns the nodes of this set that the other one does not have.
-    #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }

@@ -32,7 +32,6 @@ impl Record {
     pub const MAX_INLINE: usize = 16 * 1024;
 
     /// Creates a record. `digest` is the SHA-256 of `rest`, which must not be empty.
-    #[must_use]
     pub fn new(
         execution: ExecutionId,
         fingerprint: Fingerprint,
@@ -44,14 +43,12 @@ impl Record {
     }
 
     /// Reads the value that a node stores; returns `None` if it is no record of this version.
-    #[must_use]
     pub fn from_bytes(bytes: Arc<[u8]>) -> Option<Self> {
         let is_ours = bytes.len() >= Self::HEAD && bytes[0] == VERSION;
         is_ours.then_some(Self(bytes))
     }
 
     /// Returns the value that the nodes store.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -63,37 +60,31 @@ impl Record {
     }
 
     /// Returns the id of the execution.
-    #[must_use]
     pub fn execution(&self) -> ExecutionId {
         ExecutionId(self.part(1))
     }
 
     /// Returns the fingerprint of the request.
-    #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint(self.part(17))
     }
 
     /// Returns the SHA-256 of the rest.
-    #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         self.part(33)
     }
 
     /// Returns the bytes behind the head; empty if the node omitted them.
-    #[must_use]
     pub fn rest(&self) -> &[u8] {
         &self.0[Self::HEAD..]
     }
 
     /// Returns whether it has more than the head.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.0.len() > Self::HEAD
     }
 
     /// Returns whether this is the whole record of `head`: the heads are equal, and the rest is present.
-    #[must_use]
     pub fn completes(&self, head: &Self) -> bool {
         self.is_whole() && self.0[..Self::HEAD] == head.0[..Self::HEAD]
     }
@@ -122,7 +113,6 @@ impl Record {
 
 impl ExecutionId {
     /// Creates an id from random bytes.
-    #[must_use]
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
@@ -135,7 +125,6 @@ impl ExecutionId {
 
 impl Fingerprint {
     /// Creates a fingerprint from a SHA-256.
-    #[must_use]
     pub fn from_digest(digest: [u8; 32]) -> Self {
         let mut first = [0; 16];
         first.copy_from_slice(&digest[..16]);
@@ -153,7 +142,6 @@ impl Fingerprint {
     }
 
     /// Reads the digits of a reply.
-    #[must_use]
     pub fn from_hex(digits: &[u8]) -> Option<Self> {
         // The standard library also reads a sign, and fewer digits.
         if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {

@@ -37,7 +37,6 @@ pub enum ExtendStep {
 
 impl ExtendRound {
     /// Creates a round whose `CONFIRM` with `token`, 0 without fencing, was sent to every node.
-    #[must_use]
     pub fn new(quorum: Quorum, token: u64) -> Self {
         Self {
             majority: quorum.majority(),
@@ -74,7 +73,6 @@ impl ExtendRound {
     }
 
     /// Returns the nodes that have not answered.
-    #[must_use]
     pub fn silent(&self) -> NodeSet {
         self.silent
     }
@@ -107,7 +105,6 @@ pub enum ReleaseStep {
 
 impl ReleaseRound {
     /// Creates a round whose `RELEASE` was sent to these nodes. The others need none.
-    #[must_use]
     pub fn new(quorum: Quorum, nodes: NodeSet) -> Self {
         Self {
             quorum,
@@ -134,7 +131,6 @@ impl ReleaseRound {
     }
 
     /// Returns the step after the answers so far.
-    #[must_use]
     pub fn step(&self) -> ReleaseStep {
         let majority = self.quorum.majority();
         let (released, silent, gone) = (self.released(), self.silent.len(), self.gone.len());
@@ -150,19 +146,16 @@ impl ReleaseRound {
     }
 
     /// Returns the nodes that have not answered.
-    #[must_use]
     pub fn silent(&self) -> NodeSet {
         self.silent
     }
 
     /// Returns the nodes that may still hold the lock for this owner.
-    #[must_use]
     pub fn unreleased(&self) -> NodeSet {
         self.unreleased
     }
 
     /// Returns the number of nodes that have confirmed the release.
-    #[must_use]
     pub fn released(&self) -> usize {
         self.quorum.nodes() - self.unreleased.len()
     }
@@ -185,7 +178,6 @@ pub enum Decided {
 
 impl Decided {
     /// Returns whether it stays, so that the next callers of the key need not ask the nodes.
-    #[must_use]
     pub fn is_memorable(&self) -> bool {
         matches!(self, Self::Recorded(_))
     }
@@ -249,7 +241,6 @@ pub enum RecordStep {
 
 impl RecordRound {
     /// Creates a round whose `RECORD` was sent to every node.
-    #[must_use]
     pub fn new(quorum: Quorum, execution: ExecutionId) -> Self {
         Self {
             quorum,
@@ -271,7 +262,6 @@ impl RecordRound {
     }
 
     /// Returns the step after the answers so far.
-    #[must_use]
     pub fn step(&self) -> RecordStep {
         let (majority, recorded) = (self.quorum.majority(), self.recorded.len());
         if recorded >= majority {
@@ -284,13 +274,11 @@ impl RecordRound {
     }
 
     /// Returns the nodes that have not answered.
-    #[must_use]
     pub fn silent(&self) -> NodeSet {
         self.silent
     }
 
     /// Returns the nodes that are not known to have the record.
-    #[must_use]
     pub fn without(&self) -> NodeSet {
         NodeSet::all(self.quorum).without(self.recorded)
     }
@@ -322,7 +310,6 @@ pub enum LookStep {
 
 impl LookRound {
     /// Creates a round whose `LOOK` was sent to every node.
-    #[must_use]
     pub fn new(quorum: Quorum, own: ExecutionId) -> Self {
         Self {
             majority: quorum.majority(),
@@ -333,7 +320,6 @@ impl LookRound {
     }
 
     /// Returns the nodes that have not answered.
-    #[must_use]
     pub fn silent(&self) -> NodeSet {
         self.silent
     }

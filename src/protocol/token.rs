@@ -31,7 +31,6 @@ pub struct Shown {
 
 impl OwnerToken {
     /// Creates an owner token from 16 random bytes, which must come from a secure source.
-    #[must_use]
     pub fn from_random(random: [u8; 16]) -> Self {
         Self {
             random,
@@ -40,7 +39,6 @@ impl OwnerToken {
     }
 
     /// Creates an owner token that also shows this, if there is anything to show.
-    #[must_use]
     pub fn showing(random: [u8; 16], shown: Option<Shown>) -> Self {
         Self {
             random,
@@ -49,7 +47,6 @@ impl OwnerToken {
     }
 
     /// Returns what it shows, if anything; never the random half.
-    #[must_use]
     pub fn shown(&self) -> Option<&Arc<Shown>> {
         self.shown.as_ref()
     }
@@ -58,7 +55,6 @@ impl OwnerToken {
     /// has a fingerprint; then a space and the holder, if it has one.
     ///
     /// Two values are compared as a whole, so no client can match one whose random half it does not know.
-    #[must_use]
     pub fn to_value(&self) -> String {
         let mut value = hex(&self.random);
         if let Some(shown) = &self.shown {
@@ -74,7 +70,6 @@ impl OwnerToken {
 
 impl Shown {
     /// Returns `None` if there is nothing to show.
-    #[must_use]
     pub fn new(fingerprint: Option<Fingerprint>, holder: Option<Holder>) -> Option<Self> {
         let shows = fingerprint.is_some() || holder.is_some();
         shows.then_some(Self {
@@ -84,7 +79,6 @@ impl Shown {
     }
 
     /// Reads what follows the random half in the value of a lock, which any client may have written.
-    #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let space = bytes.iter().position(|c| *c == b' ');
         let (digits, holder) = bytes.split_at(space.unwrap_or(bytes.len()));
@@ -197,14 +191,12 @@ pub struct Generation(Arc<str>);
 
 impl Generation {
     /// Begins a generation.
-    #[must_use]
     pub fn new(random: &OwnerToken, began: Duration, run_id: &str) -> Self {
         let (random, seconds, micros) = (random.to_value(), began.as_secs(), began.subsec_micros());
         Self(format!("{random}:{seconds}:{micros}:{run_id}").into())
     }
 
     /// Reads the value that a node has stored; returns `None` if it is no generation.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let generation = Self(text.into());
         generation.began()?;
@@ -212,20 +204,17 @@ impl Generation {
     }
 
     /// Returns the generation as nodes store it.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// Returns whether it belongs to the process with this run id. After a restart, the promotion of a
     /// replica or the restore of a backup it does not.
-    #[must_use]
     pub fn is_of_process(&self, run_id: &str) -> bool {
         self.0.rsplit(':').next() == Some(run_id)
     }
 
     /// Returns its age at `now`, both by the node's own clock.
-    #[must_use]
     pub fn age(&self, now: Duration) -> Duration {
         now.saturating_sub(self.began().unwrap_or(now))
     }

@@ -9,21 +9,18 @@ const DRIFT: Duration = Duration::from_millis(2);
 ///
 /// The two milliseconds cover the precision of Redis expiry, the hundredth covers clocks of different
 /// rates.
-#[must_use]
 pub fn drift(ttl: Duration) -> Duration {
     ttl / 100 + DRIFT
 }
 
 /// Returns the validity of a lock *from before the first request was sent*, or `None`
 /// if the drift exceeds the ttl.
-#[must_use]
 pub fn lifetime(ttl: Duration) -> Option<Duration> {
     ttl.checked_sub(drift(ttl)).filter(|left| !left.is_zero())
 }
 
 /// Returns the remaining validity when the last counted answer arrived `elapsed` after the
 /// first request was sent, or `None` if the majority answered too late.
-#[must_use]
 pub fn remaining(ttl: Duration, elapsed: Duration) -> Option<Duration> {
     lifetime(ttl)?
         .checked_sub(elapsed)
@@ -31,7 +28,6 @@ pub fn remaining(ttl: Duration, elapsed: Duration) -> Option<Duration> {
 }
 
 /// Returns the shortest ttl, in whole milliseconds, with at least this [`lifetime`].
-#[must_use]
 pub fn ttl_for(lifetime: Duration) -> Duration {
     let nanos = lifetime.saturating_add(DRIFT).as_nanos() * 100;
     let millis = nanos.div_ceil(99 * 1_000_000);
@@ -39,7 +35,6 @@ pub fn ttl_for(lifetime: Duration) -> Duration {
 }
 
 /// Rounds down to whole milliseconds, the unit of the nodes.
-#[must_use]
 pub fn whole_millis(duration: Duration) -> Duration {
     duration - Duration::from_nanos(u64::from(duration.subsec_nanos() % 1_000_000))
 }

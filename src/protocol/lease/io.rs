@@ -53,8 +53,6 @@ pub struct LeaseSpec {
     pub once: Option<OnceSpec>,
 }
 
-impl LeaseSpec {}
-
 /// What a caller that executes asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OnceSpec {
@@ -137,7 +135,6 @@ pub enum Input {
 
 impl Access {
     /// Returns the request that asks for a lock.
-    #[must_use]
     pub fn acquire(self, proposal: Option<u64>, ttl: Duration, retention: Duration) -> Op {
         match self {
             Self::Exclusive | Self::Slot(_) => Op::Acquire {
@@ -150,7 +147,6 @@ impl Access {
     }
 
     /// Returns the request that confirms or extends a lock.
-    #[must_use]
     pub fn confirm(self, token: Option<u64>, ttl: Duration, retention: Duration) -> Op {
         match self {
             Self::Exclusive | Self::Slot(_) => Op::Confirm {
@@ -163,7 +159,6 @@ impl Access {
     }
 
     /// Returns the request that releases a lock, and leaves the keys taken for a while.
-    #[must_use]
     pub fn release(self, left: Duration) -> Op {
         match self {
             Self::Shared => Op::Shared(SharedOp::Release),
@@ -175,14 +170,18 @@ impl Access {
 
 impl LeaseSpec {
     /// Returns an owner token of these random bits, for this holder.
-    #[must_use]
     pub fn owner(&self, random: [u8; 16], holder: Option<Holder>) -> OwnerToken {
         let fingerprint = self.once.map(|once| once.fingerprint);
         OwnerToken::showing(random, Shown::new(fingerprint, holder))
     }
 }
 
-impl Input {}
+impl Input {
+    /// Returns whether a holder may go after this, because the lease goes on without one.
+    pub fn outlives_holder(&self) -> bool {
+        matches!(self, Self::Record { .. })
+    }
+}
 
 /// A request to some nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -253,7 +252,6 @@ pub enum Event {
 
 impl Event {
     /// Returns what this tells the next callers of the key: that a majority has a record.
-    #[must_use]
     pub fn memo(self) -> Option<Decided> {
         match self {
             Self::Decided(decided) => Some(decided).filter(Decided::is_memorable),

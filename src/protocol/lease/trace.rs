@@ -29,7 +29,6 @@ pub enum LeaseOutput {
 
 impl Trace {
     /// Begins the trace of a lease that was made of the same.
-    #[must_use]
     pub fn new(
         spec: LeaseSpec,
         quorum: Quorum,
@@ -51,7 +50,6 @@ impl Trace {
     }
 
     /// Repeats the life of the lease. Returns what it did at its beginning, and after each input.
-    #[must_use]
     pub fn replay(&self) -> Vec<Vec<LeaseOutput>> {
         self.replay_seen(|_, _, _, _| {})
     }

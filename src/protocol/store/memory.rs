@@ -96,13 +96,11 @@ pub(super) struct Kept {
 
 impl Store {
     /// Creates an empty node.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Returns the number of locks that are held at `now`.
-    #[must_use]
     pub fn held(&self, now: Duration) -> usize {
         self.locks
             .values()
@@ -111,13 +109,11 @@ impl Store {
     }
 
     /// Returns whether a lock is free at `now`.
-    #[must_use]
     pub fn is_free(&self, name: &KeyNames, now: Duration) -> bool {
         self.lock(name, now).is_none()
     }
 
     /// Returns the owner of a lock at `now`, if one holds it alone.
-    #[must_use]
     pub fn holder(&self, name: &KeyNames, now: Duration) -> Option<&OwnerToken> {
         self.lock(name, now)?.owner()
     }
