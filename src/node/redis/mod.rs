@@ -7,7 +7,6 @@
 //! whether the server may vote. Two parts have connections of their own: the [`listener`], which subscribes to releases
 //! while waiters need them, and the [`reader`], which reads big records on links from a pool.
 
-mod address;
 mod credentials;
 mod decode;
 mod describe;
