@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::future::select;
 use thiserror::Error;
 
 use crate::node::{NodeFailure, whole_seconds};
@@ -483,13 +483,7 @@ impl Lost {
 
     /// Returns a future that resolves when the first of two locks is lost.
     pub(crate) fn or(self, other: Self) -> Self {
-        let (mut first, mut second) = (self, other);
-        Self(Box::pin(poll_fn(move |context| {
-            match Pin::new(&mut first).poll(context) {
-                Poll::Ready(reason) => Poll::Ready(reason),
-                Poll::Pending => Pin::new(&mut second).poll(context),
-            }
-        })))
+        Self::new(async { select(self, other).await.factor_first().0 })
     }
 }
 

@@ -1,8 +1,6 @@
 //! The health of the nodes, and whether locks can be acquired.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -162,21 +160,8 @@ impl GroupHealth {
     }
 }
 
-/// Pings every node of all groups at once, and waits until all have answered or are overdue.
-pub(super) fn check_groups(
-    groups: &[Arc<Group>],
-) -> Pin<Box<dyn Future<Output = Vec<GroupHealth>> + Send + '_>> {
-    Box::pin(async move {
-        let Some((first, others)) = groups.split_first() else {
-            return Vec::new();
-        };
-        let (first, mut others) = tokio::join!(check_group(first), check_groups(others));
-        others.insert(0, first);
-        others
-    })
-}
-
-async fn check_group(group: &Group) -> GroupHealth {
+/// Pings every node of a group at once, and waits until all have answered or are overdue.
+pub(super) async fn check_group(group: &Group) -> GroupHealth {
     let cluster = &group.cluster;
     let found = cluster.ask_all(None).await;
     let nodes = cluster.nodes.iter().zip(found).map(|(node, found)| {

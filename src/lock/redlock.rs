@@ -1,14 +1,15 @@
 //! The lock service over a set of nodes, and the entry to its API.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+
+use futures_util::future::join_all;
 
 use crate::lock::acquisition::LockRequest;
 use crate::lock::error::BuildError;
 use crate::lock::guard::{LockGuard, LockHandle};
-use crate::lock::health::{Health, check_groups};
+use crate::lock::health::{Health, check_group};
 use crate::lock::layout::{Core, Layout};
 use crate::lock::lead::Lead;
 use crate::lock::options::LockOptions;
@@ -156,7 +157,8 @@ impl Redlock {
     ///
     /// May be dropped at any point.
     pub async fn health(&self) -> Health {
-        let groups = check_groups(self.0.layout.groups()).await;
+        let groups = self.0.layout.groups().iter();
+        let groups = join_all(groups.map(|group| check_group(group))).await;
         Health::new(groups, self.0.registry.stage() != DrainStage::Open)
     }
 

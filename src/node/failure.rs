@@ -85,11 +85,14 @@ impl NodeFailure {
 
     /// Returns the failure of a node on which a fence is at its maximum.
     pub(crate) fn overflow(node: &Arc<str>) -> Self {
-        Self::Refused {
-            node: Arc::clone(node),
-            why: "the fence of this key has reached its largest value; delete the fence key on this node"
-                .into(),
-        }
+        let why = "the fence of this key has reached its largest value; delete the fence key on this node";
+        Self::refused(node, why)
+    }
+
+    /// Creates the failure of a node that answered with an error.
+    pub(crate) fn refused(node: &Arc<str>, why: impl Into<Arc<str>>) -> Self {
+        let (node, why) = (Arc::clone(node), why.into());
+        Self::Refused { node, why }
     }
 
     /// Returns whether the request certainly never left this process, so that nothing has to be undone.

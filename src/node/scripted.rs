@@ -270,10 +270,10 @@ impl Node for ScriptedLane {
         match gate {
             Gate::Ready => self.post(Duration::ZERO, job),
             Gate::Slow(delay) => self.post(delay, job),
-            Gate::Failing => job.sender.send(Err(NodeFailure::Refused {
-                node,
-                why: "scripted failure".into(),
-            })),
+            Gate::Failing => {
+                job.sender
+                    .send(Err(NodeFailure::refused(&node, "scripted failure")));
+            }
             Gate::Down => job.sender.send(Err(NodeFailure::Unreachable {
                 node,
                 why: "scripted as down".into(),

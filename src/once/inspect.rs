@@ -263,7 +263,9 @@ pub(super) async fn inspect(group: &Group, key: &LockKey) -> Inspection {
         Err(error) => {
             let why = error.to_string();
             let names = cluster.names.iter();
-            names.map(|node| Err(refused(node, &why))).collect()
+            names
+                .map(|node| Err(NodeFailure::refused(node, &*why)))
+                .collect()
         }
     };
     let nodes = cluster.names.iter().zip(seen);
@@ -322,8 +324,8 @@ async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
                 confirmed.push(Arc::clone(node));
                 held += usize::from(was_held);
             }
-            Ok(Reply::TooLate) => failures.push(refused(node, TOO_LATE)),
-            Ok(_) => failures.push(refused(node, UNEXPECTED)),
+            Ok(Reply::TooLate) => failures.push(NodeFailure::refused(node, TOO_LATE)),
+            Ok(_) => failures.push(NodeFailure::refused(node, UNEXPECTED)),
             Err(failure) => failures.push(failure),
         }
     }
@@ -352,7 +354,7 @@ async fn see(
         let Asked { outcome, latency } = asked.ok_or_else(unanswered)?;
         match outcome? {
             Reply::Seen(seen) => Ok((*seen, latency)),
-            _ => Err(refused(&cluster.names[number], UNEXPECTED)),
+            _ => Err(NodeFailure::refused(&cluster.names[number], UNEXPECTED)),
         }
     };
     asked.map(seen).collect()
@@ -373,13 +375,6 @@ pub(super) fn request(names: &Arc<[KeyNames]>, op: Op, publishes: bool) -> Arc<P
         op,
     };
     Packet::new(command, publishes, None)
-}
-
-pub(super) fn refused(node: &Arc<str>, why: &str) -> NodeFailure {
-    NodeFailure::Refused {
-        node: Arc::clone(node),
-        why: why.into(),
-    }
 }
 
 pub(super) const UNEXPECTED: &str =

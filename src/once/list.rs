@@ -1,13 +1,13 @@
 //! Listing the locks that the nodes have: for operators.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::lock::{Cluster, Group, LockError, Redlock};
+use futures_util::future::join_all;
+
+use crate::lock::{Cluster, LockError, Redlock};
 use crate::node::NodeFailure;
-use crate::once::inspect::{Inspection, UNEXPECTED, inspect, refused, request};
+use crate::once::inspect::{Inspection, UNEXPECTED, inspect, request};
 use crate::protocol::LockKey;
 use crate::protocol::message::{KeyState, Op, Reply, Scanned};
 
@@ -132,7 +132,8 @@ impl Redlock {
         let named: BTreeSet<LockKey> = keys.collect();
         let new: Vec<&LockKey> = named.difference(&cursor.named).collect();
         for keys in new.chunks(AT_ONCE) {
-            for (key, inspection) in keys.iter().zip(inspect_all(group, keys).await) {
+            let inspections = join_all(keys.iter().map(|key| inspect(group, key)));
+            for (key, inspection) in keys.iter().zip(inspections.await) {
                 let key = LockKey::clone(key);
                 let is_new = cursor.undecided.contains(&key) || !cursor.has_passed(&inspection);
                 let has_failed = inspection.nodes.iter().any(|node| node.outcome.is_err());
@@ -167,7 +168,7 @@ impl ListCursor {
             let failure = match asked[node].take().map(|asked| asked.outcome) {
                 Some(Ok(Reply::Scanned(scanned))) => return Ok(*scanned),
                 Some(Err(failure)) => failure,
-                _ => refused(&cluster.names[node], UNEXPECTED),
+                _ => NodeFailure::refused(&cluster.names[node], UNEXPECTED),
             };
             self.failed.insert(node, failure);
             if self.failed.len() >= cluster.quorum.decisive() {
@@ -203,21 +204,6 @@ impl ListCursor {
             !self.failed.contains_key(&number) && outcome.is_ok_and(|key| is_locked(key.state))
         })
     }
-}
-
-/// Asks every node of a group what it knows of some keys.
-fn inspect_all<'a>(
-    group: &'a Group,
-    keys: &'a [&LockKey],
-) -> Pin<Box<dyn Future<Output = Vec<Inspection>> + Send + 'a>> {
-    Box::pin(async move {
-        let Some((first, others)) = keys.split_first() else {
-            return Vec::new();
-        };
-        let (first, mut others) = tokio::join!(inspect(group, first), inspect_all(group, others));
-        others.insert(0, first);
-        others
-    })
 }
 
 /// How many keys the nodes are asked about at a time. Locks wait behind them.

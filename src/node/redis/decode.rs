@@ -16,14 +16,10 @@ use crate::protocol::{FencingToken, Holder, Record, Shown};
 
 /// Decodes a server's reply to a job.
 pub(super) fn decode(job: &Job, value: &Value, node: &Arc<str>) -> Result<Reply, NodeFailure> {
-    let refused = |why| NodeFailure::Refused {
-        node: Arc::clone(node),
-        why,
-    };
     if matches!(value, Value::ServerError(_))
         && let Some(why) = describe_refusal(value)
     {
-        return Err(refused(why));
+        return Err(NodeFailure::refused(node, why));
     }
     let reply = match &job.packet {
         Some(packet) => read(&packet.command, value),
@@ -32,7 +28,7 @@ pub(super) fn decode(job: &Job, value: &Value, node: &Arc<str>) -> Result<Reply,
     match reply {
         Some(Reply::Overflow) => Err(NodeFailure::overflow(node)),
         Some(reply) => Ok(reply),
-        None => Err(refused(describe_unexpected(job, value).into())),
+        None => Err(NodeFailure::refused(node, describe_unexpected(job, value))),
     }
 }
 
