@@ -19,7 +19,7 @@
 //! higher there, the earlier ones are raised. So every group of a key remembers a fence that is not lower than the tokens of
 //! all holders, whichever groups the next holder asks.
 
-use std::future::{Future, IntoFuture, pending};
+use std::future::pending;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -43,7 +43,7 @@ use crate::protocol::lease::Access;
 use crate::protocol::{FencingToken, KeyNames, LockKeys};
 
 option_setters!(
-    LockRequest,
+    LockRequest.options,
     ttl: "Default: the builder's ttl.",
     wait: "Default: the builder's for [`lock`](crate::Redlock::lock), zero for \
 [`try_lock`](crate::Redlock::try_lock).\n\nThe wait is for other holders only: an attempt waits for its nodes up to \
@@ -51,7 +51,7 @@ the node timeout.",
     max_hold: "Default: the builder's."
 );
 
-kind_setters!(LockRequest);
+kind_setters!(LockRequest.options);
 
 /// Request for a lock; await it to acquire the [`LockGuard`].
 ///
@@ -99,12 +99,6 @@ pub struct LockRequest {
     pub(super) options: LockOptions,
     /// The caps on waiting calls that count this one.
     pub(super) caps: [Option<Arc<WaiterCap>>; 2],
-}
-
-impl LockRequest {
-    fn options_mut(&mut self) -> &mut LockOptions {
-        &mut self.options
-    }
 }
 
 // Without the service, which has the keys of other callers.

@@ -29,26 +29,26 @@ pub struct LockOptions {
 
 /// Implements the setters of a type with [`LockOptions`], which its `options_mut()` returns.
 macro_rules! option_setters {
-    ($type:ty, ttl: $ttl:literal, wait: $wait:literal, max_hold: $max_hold:literal) => {
+    ($type:ident $(.$options:ident)?, ttl: $ttl:literal, wait: $wait:literal, max_hold: $max_hold:literal) => {
         impl $type {
             /// Sets how long the lock lives on the nodes without renewal.
             #[doc = $ttl]
             pub fn ttl(mut self, ttl: Duration) -> Self {
-                self.options_mut().ttl = Some(ttl);
+                self$(.$options)?.ttl = Some(ttl);
                 self
             }
 
             /// Sets how long to wait while another caller holds the lock.
             #[doc = $wait]
             pub fn wait(mut self, wait: Duration) -> Self {
-                self.options_mut().wait = Some(wait);
+                self$(.$options)?.wait = Some(wait);
                 self
             }
 
             /// Sets for how long the lock is renewed.
             #[doc = $max_hold]
             pub fn max_hold(mut self, max_hold: Duration) -> Self {
-                self.options_mut().max_hold = Some(max_hold);
+                self$(.$options)?.max_hold = Some(max_hold);
                 self
             }
 
@@ -57,7 +57,7 @@ macro_rules! option_setters {
             /// with, as in `("account", id)`; see [`LockKey`](crate::LockKey#the-kind-of-resource). Otherwise `unnamed`,
             /// and always so in a [`LockResource`](crate::LockResource).
             pub fn label(mut self, label: &'static str) -> Self {
-                self.options_mut().label = Some(label);
+                self$(.$options)?.label = Some(label);
                 self
             }
 
@@ -67,7 +67,7 @@ macro_rules! option_setters {
             /// It is stored on the nodes, in the value of the lock. At most 64 bytes are kept, and control characters
             /// become spaces.
             pub fn note(mut self, note: impl AsRef<str>) -> Self {
-                self.options_mut().note = Some($crate::protocol::shown(note.as_ref()));
+                self$(.$options)?.note = Some($crate::protocol::shown(note.as_ref()));
                 self
             }
         }
@@ -78,7 +78,7 @@ pub(crate) use option_setters;
 
 /// Implements the setters of the kind of lock, for a type with [`LockOptions`] as above.
 macro_rules! kind_setters {
-    ($type:ty) => {
+    ($type:ident $(.$options:ident)?) => {
         impl $type {
             /// Shares the lock with other callers that do the same: any number of readers hold a key together, or one
             /// caller alone. Default: one caller alone.
@@ -104,7 +104,7 @@ macro_rules! kind_setters {
             /// # }
             /// ```
             pub fn shared(mut self) -> Self {
-                self.options_mut().access = Some(Access::Shared);
+                self$(.$options)?.access = Some(Access::Shared);
                 self
             }
 
@@ -137,7 +137,7 @@ macro_rules! kind_setters {
             ///
             /// [`LockGuard::slot`]: crate::LockGuard::slot
             pub fn slots(mut self, n: usize) -> Self {
-                self.options_mut().access = Some(Access::Slot(n));
+                self$(.$options)?.access = Some(Access::Slot(n));
                 self
             }
 
@@ -180,7 +180,7 @@ macro_rules! kind_setters {
             /// # }
             /// ```
             pub fn hold_at_least(mut self, least: Duration) -> Self {
-                self.options_mut().hold_at_least = Some(least);
+                self$(.$options)?.hold_at_least = Some(least);
                 self
             }
         }
@@ -215,9 +215,5 @@ impl LockOptions {
     /// Returns whether a request takes one slot of several.
     pub(crate) fn is_slot(&self) -> bool {
         matches!(self.access, Some(Access::Slot(_)))
-    }
-
-    fn options_mut(&mut self) -> &mut Self {
-        self
     }
 }

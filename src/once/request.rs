@@ -12,7 +12,6 @@
 //! knows only the other group could otherwise execute again and record another outcome, and callers would be answered
 //! both. If the groups have different records, the key was executed twice.
 
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,7 +117,7 @@ impl Redlock {
 }
 
 option_setters!(
-    ExecuteOnce,
+    ExecuteOnce.options,
     ttl: "Default: the builder's ttl.",
     wait: "Default: zero. A caller that waits for an execution of the same key gets its result.",
     max_hold: "Default: without end; the builder's `max_hold` does not apply.\n\nAt this bound, and not before two \
@@ -145,10 +144,6 @@ impl ExecuteOnce {
     pub fn at_most_once(mut self, at_most_once: bool) -> Self {
         self.at_most_once = at_most_once;
         self
-    }
-
-    fn options_mut(&mut self) -> &mut LockOptions {
-        &mut self.options
     }
 
     /// Acquires the right to execute the work.
