@@ -17,15 +17,22 @@ async fn acquire(queue: &Arc<LocalQueue>, keys: &LockKeys) -> Permit {
     permit
 }
 
+/// Returns a caller that waits for them.
+fn waiting<'a>(
+    queue: &'a Arc<LocalQueue>,
+    keys: &'a LockKeys,
+) -> tokio_test::task::Spawn<impl Future<Output = Permit> + 'a> {
+    let mut waiting = tokio_test::task::spawn(acquire(queue, keys));
+    tokio_test::assert_pending!(waiting.poll());
+    waiting
+}
+
 #[tokio::test]
 async fn acquire_admits_waiters_in_order() {
     let queue = Arc::new(LocalQueue::default());
     let first = acquire(&queue, &keys(&["k"])).await;
     let (one, other) = (keys(&["k"]), keys(&["k"]));
-    let mut second = tokio_test::task::spawn(acquire(&queue, &one));
-    let mut third = tokio_test::task::spawn(acquire(&queue, &other));
-    tokio_test::assert_pending!(second.poll());
-    tokio_test::assert_pending!(third.poll());
+    let (mut second, mut third) = (waiting(&queue, &one), waiting(&queue, &other));
     drop(first);
     tokio_test::assert_pending!(third.poll());
     drop(tokio_test::assert_ready!(second.poll()));
@@ -37,8 +44,7 @@ async fn a_dropped_waiter_leaves_the_queue_and_removes_the_slot() {
     let queue = Arc::new(LocalQueue::default());
     let first = acquire(&queue, &keys(&["k"])).await;
     let wanted = keys(&["k"]);
-    let mut second = tokio_test::task::spawn(acquire(&queue, &wanted));
-    tokio_test::assert_pending!(second.poll());
+    let second = waiting(&queue, &wanted);
     drop(first);
     // The permit was assigned to the waiter, which was never polled again.
     drop(second);
@@ -126,8 +132,7 @@ async fn publishes_is_false_for_three_local_waiters_in_a_row() {
     let queue = Arc::new(LocalQueue::default());
     let permit = acquire(&queue, &keys(&["k"])).await;
     let wanted = keys(&["k"]);
-    let mut waiting = tokio_test::task::spawn(acquire(&queue, &wanted));
-    tokio_test::assert_pending!(waiting.poll());
+    let mut waiting = waiting(&queue, &wanted);
     // No other process is known.
     assert!(permit.publishes());
     permit.place(0).set_subscribers(1);

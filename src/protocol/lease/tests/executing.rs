@@ -113,16 +113,20 @@ fn outcome_is_told_by_a_majority_and_written_to_the_rest() {
     // The third is overdue, and gets the record as one that is known.
     world.callers[0].links[1].requests.clear();
     world.pass(START + NODE_TIMEOUT);
-    let retention = KEPT - NODE_TIMEOUT;
-    let record = record(1);
-    assert_eq!(asks(&world, 0), [(1, Op::TopUp { record, retention })]);
-    world.serve(0, &[1]);
     // It did not answer the `RECORD`, and may still have the lock.
-    assert_eq!(asks(&world, 0), [(1, Op::ReleaseExecuted)]);
-    world.serve(0, &[1]);
+    ends_with_a_copy(&mut world, 1, KEPT - NODE_TIMEOUT, Op::ReleaseExecuted);
+    assert_eq!(world.callers[0].published, 1);
+}
+
+/// The lease copies the record to the last node, and then releases what that may have locked.
+fn ends_with_a_copy(world: &mut World, node: usize, retention: Duration, release: Op) {
+    let record = record(1);
+    for op in [Op::TopUp { record, retention }, release] {
+        assert_eq!(asks(world, 0), [(node, op)]);
+        world.serve(0, &[node]);
+    }
     assert_eq!(world.events(), [Event::Settled]);
     assert_eq!(world.holders(), 0);
-    assert_eq!(world.callers[0].published, 1);
 }
 
 #[test]
@@ -133,14 +137,8 @@ fn later_caller_gets_the_outcome_and_copies_it_to_a_node_without_one() {
     assert_eq!(world.events(), []);
     world.serve(0, &[1]);
     assert_eq!(world.events(), [decided(Decided::Recorded(record(1)))]);
-    let (record, retention) = (record(1), KEPT);
-    assert_eq!(asks(&world, 0), [(2, Op::TopUp { record, retention })]);
-    world.serve(0, &[2]);
     // Granted there, and not begun.
-    assert_eq!(asks(&world, 0), [(2, Op::Release)]);
-    world.serve(0, &[2]);
-    assert_eq!(world.events(), [Event::Settled]);
-    assert_eq!(world.holders(), 0);
+    ends_with_a_copy(&mut world, 2, KEPT, Op::Release);
 }
 
 #[test]
@@ -400,11 +398,8 @@ fn outcome_that_is_written_again_is_kept_as_long_as_where_it_is() {
     world.serve(0, &[1, 2]);
     let left = ms(5_000);
     world.tell_record(0, record(1), left);
-    let again = Op::Record {
-        record: record(1),
-        retention: left,
-    };
-    assert_eq!(asks(&world, 0)[1], (1, again));
+    let (record, retention) = (record(1), left);
+    assert_eq!(asks(&world, 0)[1], (1, Op::Record { record, retention }));
 }
 
 #[test]

@@ -219,11 +219,8 @@ fn led_by_a_large_record() -> World {
 fn large_record_that_leads_is_read_before_it_is_written() {
     let mut world = led_by_a_large_record();
     world.handle(0, Input::Read(Some(large(2))));
-    let write = Op::Record {
-        record: large(2),
-        retention: KEPT,
-    };
-    assert_eq!(asks(&world, 0)[0], (0, write));
+    let (record, retention) = (large(2), KEPT);
+    assert_eq!(asks(&world, 0)[0], (0, Op::Record { record, retention }));
 }
 
 #[test]
