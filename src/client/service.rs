@@ -1,7 +1,7 @@
 //! The service: sends a request, and again while that is safe and can succeed.
 
 use std::fmt::Debug;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The service: reads the request, and replays its response or starts its execution.
 
 use std::fmt::Debug;
-use std::future::{Future, pending, ready};
+use std::future::{pending, ready};
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;

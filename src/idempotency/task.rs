@@ -23,7 +23,6 @@
 //! | stopped, failed, or panicked after it may have been called | locked until its ttl, because its effect is unknown |
 
 use std::any::Any;
-use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -15,7 +15,7 @@
 //! a moment. A caller that got its permit from a local one would always be first, because it needs no message.
 //! It therefore lets remote waiters go first when it is their turn.
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Leading: work that one process at a time does, for as long as it holds a key.
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};

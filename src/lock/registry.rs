@@ -35,7 +35,7 @@ pub(crate) struct Registry {
 #[derive(Debug, Default)]
 struct Leases {
     /// The locks of the running tasks that have handed out a guard, by the numbers of their tickets.
-    held: Vec<Option<Granted>>,
+    held: Vec<Option<(Arc<dyn Listed>, Instant)>>,
     /// The numbers that no ticket has.
     unused: Vec<usize>,
     released: usize,
@@ -44,10 +44,6 @@ struct Leases {
     /// The releases of lease tasks that have ended, which some node has not confirmed.
     unsettled: VecDeque<UnsettledRelease>,
 }
-
-/// A lock that has a guard, and the time of its grant.
-#[derive(Debug, Clone)]
-struct Granted(Arc<dyn Listed>, Instant);
 
 /// A lock as the registry sees it.
 pub(crate) trait Listed: fmt::Debug + Send + Sync {
@@ -78,14 +74,14 @@ impl Leases {
         self.unused.len() == self.held.len()
     }
 
-    fn held(&self) -> impl Iterator<Item = &Granted> {
+    fn held(&self) -> impl Iterator<Item = &(Arc<dyn Listed>, Instant)> {
         self.held.iter().flatten()
     }
 
     /// Notes that a majority has released the keys of a ticket, if a guard of them was handed out. The lock is to be dropped
     /// without the mutex.
     #[must_use]
-    fn set_released(&mut self, id: usize) -> Option<Granted> {
+    fn set_released(&mut self, id: usize) -> Option<(Arc<dyn Listed>, Instant)> {
         let released = self.held[id].take();
         self.released += usize::from(released.is_some());
         released
@@ -279,10 +275,8 @@ impl Registry {
 
     /// Returns the locks that are held now, those that are held for longest first.
     pub(crate) fn held(&self) -> Vec<HeldLock> {
-        let granted: Vec<Granted> = self.leases.lock().held().cloned().collect();
-        let held = granted
-            .iter()
-            .filter_map(|Granted(lock, since)| lock.show(*since));
+        let granted: Vec<_> = self.leases.lock().held().cloned().collect();
+        let held = granted.iter().filter_map(|(lock, since)| lock.show(*since));
         let mut held: Vec<HeldLock> = held.collect();
         held.sort_by_key(|lock| Reverse(lock.held_for));
         held
@@ -332,7 +326,7 @@ impl Ticket {
     /// Notes that a guard of this lock, which was granted then, is handed out.
     pub(crate) fn set_held(&self, lock: Arc<dyn Listed>, since: Instant) {
         let mut leases = self.registry.leases.lock();
-        leases.held[self.id] = Some(Granted(lock, since));
+        leases.held[self.id] = Some((lock, since));
     }
 
     /// Notes that a majority has released them, although the task goes on.

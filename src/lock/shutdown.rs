@@ -1,6 +1,5 @@
 //! Graceful shutdown: a server runs until a signal, and leaves no locks behind.
 
-use std::future::{Future, IntoFuture};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;

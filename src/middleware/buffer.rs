@@ -6,7 +6,6 @@
 //! service breaks before it is ready, takes back its [`CallToken`], because the handler is not called.
 
 use std::error::Error;
-use std::future::Future;
 use std::io;
 use std::iter;
 use std::pin::Pin;

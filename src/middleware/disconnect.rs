@@ -7,7 +7,7 @@
 //! checks the validity before it first polls the handler, because it may have waited for a thread. It drops the share
 //! before it returns the output, so that the layer outside holds the last one and releases the lock in order.
 
-use std::future::{Future, pending};
+use std::future::pending;
 use std::panic;
 use std::pin::Pin;
 use std::slice;

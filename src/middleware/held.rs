@@ -9,7 +9,7 @@
 //! Requests must not wait for each other in a circle. A request that holds locks waits for further keys only if
 //! these come after all keys that it holds in the order of the service, and if all its locks are of one service; otherwise it tries once.
 
-use std::future::{Future, IntoFuture, poll_fn};
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};

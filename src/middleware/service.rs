@@ -16,7 +16,7 @@
 //!   outside that calls again, such as `tower::retry`, does not meet the lock of its last call.
 
 use std::fmt::Debug;
-use std::future::{self, Future};
+use std::future;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;

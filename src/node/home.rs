@@ -15,7 +15,6 @@
 //! timer of its own runtime, so that it hears in time that the home is not run.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! The right to execute, and its view for the executed code.
 
 use std::fmt;
-use std::future::Future;
 use std::panic;
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,7 +2,6 @@
 
 use std::any::type_name;
 use std::fmt::Debug;
-use std::future::Future;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The holders of a granted lock: what they see of it, and what they ask for; and its end.
 
-use std::future::{Future, pending};
+use std::future::pending;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -34,8 +34,7 @@ impl Driver {
                 // The last share may have gone right after a command that needs none.
                 let commands = self.command.take().into_iter();
                 let mut commands = commands.chain(std::iter::from_fn(|| state.try_recv()));
-                self.command =
-                    commands.find(|command| matches!(command.input, Input::Record { .. }));
+                self.command = commands.find(|command| command.input.outlives_holder());
                 if self.command.is_none() {
                     return;
                 }

@@ -1,7 +1,7 @@
 //! The driver of one lease: passes answers and time to it, and sends what it asks for.
 
 use std::collections::BTreeMap;
-use std::future::{Future, pending, poll_fn};
+use std::future::{pending, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};

@@ -16,7 +16,7 @@
 //! A panic while the caller polls the task is caught, as the runtime catches it in a spawned task: the drop of the task
 //! cleans up, and the caller gets an error.
 
-use std::future::{Future, pending, poll_fn};
+use std::future::{pending, poll_fn};
 use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;

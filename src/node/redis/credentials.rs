@@ -1,7 +1,6 @@
 //! Credentials: what connections log in with, and the provider that is asked for them.
 
 use std::fmt;
-use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;

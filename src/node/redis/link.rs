@@ -1,7 +1,7 @@
 //! Links: the connections to a server, whoever made them, and the sockets that one task writes and reads itself.
 
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::sync::Arc;

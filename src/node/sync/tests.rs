@@ -1,8 +1,6 @@
 //! Runs a few threads in many orders.
 #![cfg(shuttle)]
 
-use std::future::Future;
-
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 pub(crate) use shuttle::sync::{Mutex as StdMutex, MutexGuard, atomic};

@@ -1,7 +1,6 @@
 //! The state of a lane: its connection and its jobs, and how these are sent, kept and given up.
 
 use std::collections::VecDeque;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
