@@ -132,7 +132,7 @@ async fn publishes_is_false_for_three_local_waiters_in_a_row() {
     let queue = Arc::new(LocalQueue::default());
     let permit = acquire(&queue, &keys(&["k"])).await;
     let wanted = keys(&["k"]);
-    let mut waiting = waiting(&queue, &wanted);
+    let waiting = waiting(&queue, &wanted);
     // No other process is known.
     assert!(permit.publishes());
     permit.place(0).set_subscribers(1);
