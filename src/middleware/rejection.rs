@@ -325,6 +325,7 @@ mod tests {
         assert_eq!(contended(None).retry_after(), Some(Duration::from_secs(1)));
     }
 
+    // Rules: lock-quarantined
     #[test]
     fn retry_after_of_a_quarantined_cluster_is_when_a_majority_may_vote() {
         let quarantined = |seconds| NodeFailure::Quarantined {

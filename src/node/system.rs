@@ -110,6 +110,7 @@ mod tests {
     use super::*;
 
     /// Of each thread, and no two threads propose the same number.
+    // Rules: lock.proposal
     #[test]
     fn proposals_always_grow() {
         // Ahead of the clock, so that each proposal depends on the last one.

@@ -513,6 +513,7 @@ mod tests {
     }
 
     /// The lease task lets it begin, and then the thread is busy until the validity is over.
+    // Rules: once.begin
     #[tokio::test(start_paused = true)]
     async fn an_execution_does_not_begin_after_its_validity() {
         let redlock = Redlock::in_memory(3);

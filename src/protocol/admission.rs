@@ -156,6 +156,7 @@ mod tests {
         }
     }
 
+    // Rules: guard.window
     #[test]
     fn admit_quarantines_by_generation_by_uptime_and_by_the_clients_own_observation() {
         let (mut guard, node): (_, Arc<str>) = (Admissions::new(secs(20)), "n".into());
@@ -175,6 +176,7 @@ mod tests {
         assert_eq!(guard.admit(&node, promoted, secs(30)), secs(20));
     }
 
+    // Rules: guard.window
     #[test]
     fn window_with_a_fraction_of_a_second_is_rounded_up_for_the_uptime() {
         let window = Duration::from_millis(2_001);

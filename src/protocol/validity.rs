@@ -47,6 +47,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
+    // Rules: lock.validity
     #[test]
     fn validity_is_ttl_less_elapsed_less_drift() {
         assert_eq!(drift(ms(10_000)), ms(102));

@@ -11,6 +11,7 @@ mod manifests;
 mod markdown;
 mod mentions;
 mod packages;
+mod rules;
 mod settings;
 mod workflow;
 

@@ -6,6 +6,7 @@ use crate::recipes::blocks;
 
 const CHAPTER: &str = include_str!("../../docs/what_is_this_lock_for.md");
 
+// Rules: lock.storage
 #[test]
 fn statements_that_raise_the_fence_before_they_read_refuse_the_late_write() {
     let scenes = blocks(CHAPTER, "sql");

@@ -120,6 +120,7 @@ async fn contended_grpc_call_is_aborted_with_retry_info() {
     wait_until("free", || nodes.locks() == [0, 0, 0]).await;
 }
 
+// Rules: grpc
 #[tokio::test]
 async fn every_rejection_has_its_grpc_code() {
     let nodes = ScriptedNodes::new(3);

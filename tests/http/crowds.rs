@@ -54,6 +54,7 @@ async fn crowd(app: &Router) -> Vec<Answer> {
     answers.join_all().await
 }
 
+// Rules: http.queue
 #[tokio::test(start_paused = true)]
 async fn crowd_in_an_outage_gets_503_and_never_that_the_key_is_held() {
     for gate in [Gate::Never, Gate::Failing, Gate::Down] {
@@ -112,6 +113,7 @@ async fn on_unavailable_proceed_lets_the_whole_crowd_proceed() {
 
 /// Each of two services is nearer to one of the two nodes that work, so their votes are split, and the silent node would have
 /// to decide.
+// Rules: lock.tie
 #[tokio::test(start_paused = true)]
 async fn crowds_at_two_services_beside_a_silent_node_have_a_winner() {
     for third in [Gate::Never, Gate::Down, Gate::Slow(ms(60))] {
@@ -143,6 +145,7 @@ async fn crowds_at_two_services_beside_a_silent_node_have_a_winner() {
     }
 }
 
+// Rules: idempotency-key-reused
 #[tokio::test(start_paused = true)]
 async fn another_body_behind_a_duplicate_is_refused_as_reused() {
     let nodes = ScriptedNodes::new(3);
@@ -163,6 +166,7 @@ async fn another_body_behind_a_duplicate_is_refused_as_reused() {
     assert_eq!(executed.await.unwrap().status, 200);
 }
 
+// Rules: http.queue
 #[tokio::test(start_paused = true)]
 async fn one_late_attempt_refuses_no_other_request_that_waits() {
     let (nodes, redlock) = three_nodes();

@@ -240,6 +240,7 @@ async fn rejection_tells_the_client_the_reason_and_the_log_the_remedy() {
     }
 }
 
+// Rules: body-unreadable
 #[tokio::test(start_paused = true)]
 async fn truncated_or_late_body_is_refused_as_unreadable() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
@@ -324,6 +325,7 @@ async fn idempotency_settings_out_of_range_log_the_value_used() {
 }
 
 /// What is printed of a thing is about that thing.
+// Rules: http.secrets
 #[tokio::test(start_paused = true)]
 async fn debug_of_public_types_shows_no_keys() {
     let (nodes, redlock) = three_nodes();
@@ -363,6 +365,7 @@ async fn debug_of_public_types_shows_no_keys() {
 #[derive(Debug, Clone)]
 struct Caller(&'static str);
 
+// Rules: misconfigured
 #[tokio::test(start_paused = true)]
 async fn scope_from_a_missing_extension_is_misconfigured_unless_optional() {
     let (log, _guard) = Log::subscribed();

@@ -18,6 +18,7 @@ use crate::key_service::{
 };
 use crate::shop::OrderId;
 
+// Rules: key-missing
 #[tokio::test(start_paused = true)]
 async fn key_header_locks_one_value_and_refuses_the_rest() {
     let service = Service::new();

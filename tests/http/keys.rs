@@ -139,6 +139,7 @@ async fn key_from_a_closure_or_literal_is_checked_like_any_other() {
     }
 }
 
+// Rules: misconfigured
 #[tokio::test(start_paused = true)]
 async fn misconfigured_key_is_logged_once_by_name_and_hidden_from_clients() {
     let (log, _guard) = Log::subscribed();

@@ -104,6 +104,7 @@ async fn a_writer_that_waits_is_served_before_readers_that_come_later() {
     assert!(began.elapsed() >= secs(3), "{:?}", began.elapsed());
 }
 
+// Rules: too-many-concurrent
 #[tokio::test(start_paused = true)]
 async fn as_many_requests_as_allowed_run_at_a_time_and_one_more_is_answered_429() {
     let nodes = ScriptedNodes::new(3);

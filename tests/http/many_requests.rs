@@ -27,6 +27,7 @@ async fn answer(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
     Ok(Response::new("done".into()))
 }
 
+// Rules: lock-overloaded
 #[tokio::test(start_paused = true)]
 async fn max_waiters_refuses_request_1001_and_waiters_hold_no_concurrency_permit() {
     const WAITERS: usize = 1_000;

@@ -154,6 +154,7 @@ async fn layer_begins_no_handler_if_its_lock_is_lost_while_the_service_is_not_re
 }
 
 /// The lease task gets the lock from another process while the response future is not polled.
+// Rules: http.clock
 #[tokio::test(start_paused = true)]
 async fn layer_begins_no_handler_if_its_lock_is_lost_before_the_future_is_polled() {
     for on_lost in [OnLost::Abort, OnLost::Notify] {

@@ -103,6 +103,7 @@ async fn expose_token_sends_the_token_of_the_handler() {
     assert!(!passed.headers().contains_key(TOKEN));
 }
 
+// Rules: lock-unavailable
 #[tokio::test(start_paused = true)]
 async fn unavailable_lock_is_503_or_proceeds_with_a_mark() {
     let nodes = ScriptedNodes::new(3);
@@ -144,6 +145,7 @@ async fn unavailable_lock_is_503_or_proceeds_with_a_mark() {
     assert!(seen.extensions.get::<Unprotected>().is_none());
 }
 
+// Rules: lock-contended
 #[tokio::test(start_paused = true)]
 async fn contended_lock_is_423_with_retry_after_and_without_the_key() {
     let nodes = ScriptedNodes::new(3);
@@ -285,6 +287,7 @@ fn rejection_of<B>(response: &Response<B>) -> Rejection {
     response.extensions().get::<Rejection>().unwrap().clone()
 }
 
+// Rules: lock-expired
 #[tokio::test(start_paused = true)]
 async fn lock_error_and_rejection_are_the_responses_of_the_layer() {
     let nodes = ScriptedNodes::new(3);
@@ -325,6 +328,7 @@ async fn lock_error_of_a_handler_that_only_the_operator_can_correct_is_logged() 
     assert!(log.text().contains("raise max_ttl"), "{}", log.text());
 }
 
+// Rules: grpc
 #[tokio::test(start_paused = true)]
 async fn grpc_rejections_are_200_with_grpc_status_in_the_head() {
     let grpc = || request("POST", &[("content-type", "application/grpc")]);
@@ -398,6 +402,7 @@ async fn safe_methods_and_skipped_requests_pass_while_the_lock_is_held() {
     drop(guard);
 }
 
+// Rules: key-missing
 #[tokio::test(start_paused = true)]
 async fn missing_key_is_refused_unless_on_missing_key_is_pass() {
     // The second is what a function may return.

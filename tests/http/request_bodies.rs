@@ -195,6 +195,7 @@ async fn body_with_a_content_encoding_is_refused() {
     assert_eq!(nodes.sent(0, OpKind::Acquire), 2);
 }
 
+// Rules: body-too-large
 #[tokio::test(start_paused = true)]
 async fn body_over_the_limit_is_refused_with_or_without_a_declared_length() {
     let nodes = ScriptedNodes::new(3);

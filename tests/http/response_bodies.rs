@@ -29,6 +29,7 @@ use crate::scripted_bodies::{
     ok, pieces, post, redlock, set_release, slow_to_release, stream, with_length, working,
 };
 
+// Rules: http.sequence
 #[tokio::test(start_paused = true)]
 async fn last_frame_that_the_client_waits_for_is_held() {
     let full = ok(Full::<Bytes>::from("ab"));
@@ -51,6 +52,7 @@ async fn last_frame_that_the_client_waits_for_is_held() {
     }
 }
 
+// Rules: http.sequence
 #[tokio::test(start_paused = true)]
 async fn head_is_held_when_no_body_is_sent() {
     let empty = ok(Empty::<Bytes>::new());
@@ -252,6 +254,7 @@ async fn await_release_off_holds_no_frame() {
     }
 }
 
+// Rules: lock-lost
 #[tokio::test(start_paused = true)]
 async fn lock_lost_during_the_handler_aborts_it_with_503() {
     let nodes = ScriptedNodes::new(3);

@@ -27,6 +27,7 @@ fn transfers(handler: MethodRouter<Redlock>, redlock: Redlock) -> Router {
         .with_state(redlock)
 }
 
+// Rules: http.shared
 #[tokio::test(start_paused = true)]
 async fn locked_shares_the_lock_of_a_layer_with_the_same_key() {
     async fn handler(
@@ -146,6 +147,7 @@ async fn locked_does_not_share_the_same_key_of_another_redlock() {
 }
 
 /// Two routes that take the same two keys in opposite orders, with a wait for each.
+// Rules: http.shared
 #[tokio::test(start_paused = true)]
 async fn nested_layers_in_opposite_orders_do_not_deadlock() {
     let (nodes, redlock) = three_nodes();

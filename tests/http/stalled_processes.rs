@@ -48,6 +48,7 @@ fn code<B>(response: &Response<B>) -> &'static str {
     rejection.map_or("", Rejection::code)
 }
 
+// Rules: http.clock
 #[tokio::test]
 async fn handler_that_blocks_its_thread_beyond_the_lock_is_answered_lock_lost() {
     for (on_lost, expected) in [(OnLost::Abort, "lock-lost"), (OnLost::Notify, "")] {

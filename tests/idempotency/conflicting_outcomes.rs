@@ -173,6 +173,7 @@ fn code(response: &Response<Body>) -> &'static str {
     rejection.map_or("", Rejection::code)
 }
 
+// Rules: once.conflict, outcome-unknown
 #[test]
 fn outcomes_without_a_majority_are_a_conflict_for_every_duplicate() {
     let told = Told::by(async {

@@ -88,6 +88,7 @@ async fn request_dropped_at_any_poll_leaves_no_key_or_one_recorded_execution() {
     }
 }
 
+// Rules: http.execution_keeps
 #[tokio::test(start_paused = true)]
 async fn execution_without_its_client_keeps_all_outer_locks() {
     let nodes = ScriptedNodes::new(3);
@@ -126,6 +127,7 @@ fn streams(status: StatusCode, pieces: &Executed, executed: &Executed) -> Router
     Router::new().route("/payments", post(streaming))
 }
 
+// Rules: http.body_end
 #[tokio::test(start_paused = true)]
 async fn execution_ends_with_its_streamed_body_also_without_its_client() {
     for (status, then) in [

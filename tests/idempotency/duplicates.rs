@@ -56,6 +56,7 @@ async fn replay_costs_one_command_per_node() {
     assert_eq!(sent(OpKind::Record), [1, 1, 1]);
 }
 
+// Rules: request-in-progress
 #[tokio::test(start_paused = true)]
 async fn duplicate_of_a_running_execution_is_refused_or_waits() {
     let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
@@ -89,6 +90,7 @@ async fn duplicate_of_a_running_execution_is_refused_or_waits() {
     }
 }
 
+// Rules: idempotency-key-reused
 #[tokio::test(start_paused = true)]
 async fn concurrent_request_with_another_payload_is_refused_as_reused() {
     let nodes = ScriptedNodes::new(3);

@@ -193,6 +193,7 @@ async fn a_panic_of_the_work_reaches_the_caller_and_keeps_the_key_until_its_ttl(
     assert_eq!(executed, Ok(Outcome::Executed(1)));
 }
 
+// Rules: once.unrecorded
 #[tokio::test(start_paused = true)]
 async fn a_result_that_no_majority_records_is_returned_as_unrecorded() {
     let (nodes, redlock, counter) = scene();

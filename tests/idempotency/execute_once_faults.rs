@@ -472,6 +472,7 @@ async fn a_large_record_has_time_to_be_repaired() {
 }
 
 /// Otherwise each replay could lengthen the life of a record.
+// Rules: node.copy
 #[tokio::test(start_paused = true)]
 async fn a_record_that_a_node_lacks_is_kept_there_for_the_rest_of_the_retention() {
     let nodes = ScriptedNodes::new(3);

@@ -184,6 +184,7 @@ async fn execution_stopped_by_a_lost_inner_lock_is_outcome_unknown() {
     }
 }
 
+// Rules: once.kept
 #[tokio::test(start_paused = true)]
 async fn error_or_panic_of_an_execution_leaves_the_lock_to_its_ttl() {
     for panics in [false, true] {
@@ -237,6 +238,7 @@ async fn poll_ready_error_is_no_execution() {
     assert_eq!(pay(&app, "/payments", "a").await.status, StatusCode::OK);
 }
 
+// Rules: http.recorded
 #[tokio::test(start_paused = true)]
 async fn transient_and_unrouted_statuses_are_not_recorded() {
     let redlock = redlock(&ScriptedNodes::new(3));

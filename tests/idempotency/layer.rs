@@ -16,6 +16,7 @@ use tower_redlock::{IdempotencyLayer, Redlock, Rejection, RequestKind, key};
 
 use crate::callers::{Payments, layer, pay, request, scene};
 
+// Rules: http.scope
 #[tokio::test(start_paused = true)]
 async fn idempotency_keys_are_scoped_by_caller_method_and_path() {
     let (_nodes, payments, app) = scene();

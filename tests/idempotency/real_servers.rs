@@ -125,6 +125,7 @@ async fn waiting_duplicates_all_get_the_recorded_response() {
     cluster.wait_until_free(PATIENCE).await;
 }
 
+// Rules: once.replay
 #[tokio::test]
 async fn record_survives_all_nodes_flushed_in_turn_with_replays_between() {
     let cluster = Cluster::start(3);
@@ -150,6 +151,7 @@ async fn record_survives_all_nodes_flushed_in_turn_with_replays_between() {
     cluster.servers[2].cont();
 }
 
+// Rules: once.repair
 #[tokio::test]
 async fn record_at_one_node_is_not_replayed_before_a_majority_has_it() {
     for size in [0, 20_000] {
@@ -190,6 +192,7 @@ async fn record_at_one_node_is_not_replayed_before_a_majority_has_it() {
     }
 }
 
+// Rules: node.copy
 #[tokio::test]
 async fn repaired_copies_of_a_record_expire_with_the_record() {
     let cluster = Cluster::start(3);

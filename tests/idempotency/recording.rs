@@ -9,6 +9,7 @@ use tower_redlock::{IdempotencyLayer, key};
 
 use crate::callers::{Payments, layer, pay, scene};
 
+// Rules: outcome-unknown
 #[tokio::test(start_paused = true)]
 async fn response_too_large_to_record_is_sent_once_and_never_executed_again() {
     let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
@@ -55,6 +56,7 @@ async fn replays_repair_a_record_that_one_node_after_another_forgets() {
     assert_eq!(payments.executed(), 2);
 }
 
+// Rules: once.late
 #[tokio::test(start_paused = true)]
 async fn execution_that_outlived_its_lock_is_recorded_without_a_rival() {
     let (nodes, payments, app) = scene();
@@ -92,6 +94,7 @@ async fn record_of_a_minority_is_completed_as_soon_as_a_majority_answers() {
     }
 }
 
+// Rules: once.unrecorded
 #[tokio::test(start_paused = true)]
 async fn response_without_a_majority_of_records_is_marked_unrecorded() {
     let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
@@ -202,6 +205,7 @@ async fn require_record_answers_outcome_unknown_without_a_majority_of_records() 
     assert!(pay(&app, "/payments", "a").await.is_replayed());
 }
 
+// Rules: once.at_most, outcome-unknown
 #[tokio::test(start_paused = true)]
 async fn at_most_once_is_outcome_unknown_while_a_majority_keeps_the_intent() {
     let failing = "/payments?status=503";

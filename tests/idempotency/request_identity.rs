@@ -162,6 +162,7 @@ async fn idempotency_key_with_another_if_match_or_content_encoding_is_refused_as
 }
 
 /// `alice` and `"alice"` may be two users of the authentication in front.
+// Rules: http.scope
 #[tokio::test(start_paused = true)]
 async fn scope_of_a_header_is_the_header_byte_for_byte() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());

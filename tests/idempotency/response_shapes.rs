@@ -101,6 +101,7 @@ fn shapes() -> Vec<(&'static str, fn() -> Response)> {
     ]
 }
 
+// Rules: replayed
 #[tokio::test(start_paused = true)]
 async fn responses_of_all_shapes_are_replayed_unchanged() {
     for (what, shape) in shapes() {
@@ -242,6 +243,7 @@ async fn sensitive_header_is_replayed_as_sensitive() {
 }
 
 /// The gRPC status is in the head, behind a body that is kept, or behind a stream.
+// Rules: http.recorded
 #[tokio::test(start_paused = true)]
 async fn grpc_status_decides_whether_a_call_is_recorded() {
     let with = |status: u16| {

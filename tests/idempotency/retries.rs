@@ -199,6 +199,7 @@ async fn inner_retry_that_executes_after_a_refused_extractor_is_recorded() {
     assert_eq!(executed.count(), 1);
 }
 
+// Rules: http.errors
 #[tokio::test(start_paused = true)]
 async fn outer_retry_does_not_meet_the_lock_of_its_first_attempt() {
     let (nodes, redlock) = three_nodes();

@@ -115,6 +115,7 @@ async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: b
     }
 }
 
+// Rules: lock.release
 #[tokio::test(start_paused = true)]
 async fn acquisition_dropped_at_any_poll_leaves_no_key() {
     drop_the_acquisition_everywhere(&["k"], true, false).await;

@@ -141,6 +141,7 @@ async fn extend_by_at_most_node_timeout_is_refused_with_ttl_too_short() {
 }
 
 /// The answers arrive when the validity is over: the lock was lost meanwhile, and stays so.
+// Rules: lock.extension
 #[tokio::test(start_paused = true)]
 async fn extend_that_is_confirmed_after_the_validity_does_not_revive_the_lock() {
     let nodes = ScriptedNodes::new(3);

@@ -92,6 +92,7 @@ async fn max_hold_of_the_request_overrides_that_of_the_builder() {
     assert_eq!(began.elapsed().as_secs(), 4);
 }
 
+// Rules: lock.loss
 #[tokio::test(start_paused = true)]
 async fn lost_resolves_by_the_end_of_validity_when_a_majority_fails() {
     for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {

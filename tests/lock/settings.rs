@@ -130,6 +130,7 @@ fn in_memory_panics_for_zero_nodes() {
     drop(Redlock::in_memory(0));
 }
 
+// Rules: guard.window_of_ttl
 #[test]
 fn build_rejects_a_fence_retention_that_could_end_under_a_lock() {
     let long = embedded().ttl(secs(10)).max_ttl(secs(60));
@@ -169,6 +170,7 @@ fn shows_no_secret(text: &str) {
     }
 }
 
+// Rules: http.secrets
 #[test]
 fn build_names_a_malformed_url_without_its_credentials() {
     for url in [
@@ -208,6 +210,7 @@ fn build_names_a_malformed_url_without_its_credentials() {
     refused(mixed, "url", &["ftp://host"]);
 }
 
+// Rules: http.secrets
 #[test]
 fn debug_of_builder_and_redlock_shows_addresses_without_credentials() {
     let builder = Redlock::builder().urls([

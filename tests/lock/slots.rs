@@ -11,6 +11,7 @@ use tower_redlock::{LockError, LockKey, LostReason, Redlock};
 
 use crate::common::{polling, processes, processes_of};
 
+// Rules: slots
 #[tokio::test(start_paused = true)]
 async fn so_many_callers_hold_a_slot_as_there_are_in_one_and_in_several_processes() {
     for count in [1, 2, 5, 64] {

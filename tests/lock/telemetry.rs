@@ -309,6 +309,7 @@ fn metric_label_of_a_lock_is_the_literal_that_its_key_begins_with() {
     assert_eq!(numbers[4..], [("reports", 1), ("unnamed", 5)]);
 }
 
+// Rules: http.labels
 #[test]
 fn metric_label_of_layers_and_locked_is_never_a_key_of_a_request() {
     let numbers = recorded(async {

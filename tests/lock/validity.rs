@@ -89,6 +89,7 @@ fn drift_of_the_default_ttl_is_102_ms() {
     assert_eq!(validity::drift(secs(20)), ms(202));
 }
 
+// Rules: lock.confirm
 #[tokio::test(start_paused = true)]
 async fn acquisition_has_one_deadline_for_both_phases() {
     for (slow, is_granted) in [(ms(20), true), (ms(40), false)] {

@@ -26,6 +26,7 @@ async fn wait_and_max_hold_of_duration_max_do_not_overflow() {
     assert!(waiting.await.unwrap().is_ok());
 }
 
+// Rules: http.queue
 #[tokio::test(start_paused = true)]
 async fn local_waiters_are_granted_in_the_order_of_their_requests() {
     let (nodes, [redlock]) = processes();
@@ -161,6 +162,7 @@ impl Competitor {
     }
 }
 
+// Rules: lock.split
 #[tokio::test(start_paused = true)]
 async fn split_votes_grant_exactly_one_caller_without_a_wait() {
     let rounds = 400;
@@ -194,6 +196,7 @@ async fn split_votes_grant_exactly_one_caller_without_a_wait() {
 }
 
 /// One node is the holder's, one is down, and the third grants: that is what a split vote looks like.
+// Rules: lock.split
 #[tokio::test(start_paused = true)]
 async fn possible_split_vote_delays_contended_by_at_most_one_node_timeout() {
     let mut longest = Duration::ZERO;

@@ -122,6 +122,7 @@ fn once_requests_to_five_nodes_get_equal_answers() {
     Once::<5>::holds(spec.reaches([REPLAY]));
 }
 
+// Rules: once.at_most
 #[test]
 fn intents_let_at_most_one_request_execute_under_any_fault() {
     let holds = |spec: Spec| Once::<3>::holds(spec.reaches([REPLAY, REPAIR, UNKNOWN]));

@@ -58,6 +58,7 @@ fn living(clients: &[Role]) -> Spec {
     spec.may([May::Live, May::GiveUp]).may(settles)
 }
 
+// Rules: shared.exclusion
 #[test]
 fn readers_share_and_exclude_writers() {
     Shared::holds(of_three(3));
@@ -75,6 +76,7 @@ fn repeated_requests_and_extensions_of_readers_exclude_writers() {
     Shared::holds(extending(&[3], of_three(2)));
 }
 
+// Rules: shared.memory
 #[test]
 fn restart_guard_protects_readers() {
     Shared::holds(forgetful(2, of_two(4)));

@@ -53,6 +53,7 @@ fn valid_locks_exclude_each_other_also_after_extensions() {
     Timed::holds(extending(3, &[2]));
 }
 
+// Rules: guard.model
 #[test]
 fn restart_guard_of_one_ttl_covers_every_way_in_which_a_node_loses_its_memory() {
     Timed::holds(guarded(&[Fault::Flush]));

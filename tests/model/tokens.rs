@@ -41,6 +41,7 @@ fn tokens_of_three_acquisitions_are_unique_and_ordered() {
     Tokens::<3>::holds(acquiring(&[X, X, X], 1).within(6_000_000));
 }
 
+// Rules: node.set
 #[test]
 fn tokens_of_unequal_sets_are_unique_and_ordered_for_each_key() {
     Tokens::<3>::holds(acquiring(&[XY, X], 2).may([May::Store]));
@@ -49,6 +50,7 @@ fn tokens_of_unequal_sets_are_unique_and_ordered_for_each_key() {
     Tokens::<3>::holds(acquiring(&[XY, X, Y], 1).within(4_000_000));
 }
 
+// Rules: lock.exact
 #[test]
 fn extension_proves_that_no_higher_token_completed_before_it() {
     Tokens::<3>::holds(extended(acquiring(&[X, X], 2)));

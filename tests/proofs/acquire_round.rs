@@ -95,6 +95,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
     );
 }
 
+// Rules: lock.refusal
 #[test]
 fn acquire_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
     for nodes in 1..=5 {
@@ -107,6 +108,7 @@ fn acquire_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
     }
 }
 
+// Rules: lock.refusal
 #[test]
 fn one_held_node_among_failed_ones_is_unavailable() {
     let mut round = AcquireRound::new(quorum(3), None);

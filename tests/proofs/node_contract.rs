@@ -355,6 +355,7 @@ fn random_requests_without_fencing_match_the_reference() {
     compare(4, 1, false);
 }
 
+// Rules: node.digits
 #[test]
 fn scripts_keep_every_digit_of_a_number() {
     let mut pair = Pair::new();
@@ -390,6 +391,7 @@ fn scripts_keep_every_digit_of_a_number() {
 }
 
 /// Too short, the next token could be one that was; without an end, servers get full.
+// Rules: node.release
 #[test]
 fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
     let mut pair = Pair::new();
@@ -436,6 +438,7 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
 
 /// A restart with its data, an old backup and a promoted replica bring back a generation that is another
 /// process's: by its age alone, a server that forgot locks would vote at once.
+// Rules: guard.process
 #[test]
 fn generation_identifies_one_memory_of_one_process() {
     let mut pair = Pair::new();
@@ -469,6 +472,7 @@ fn generation_identifies_one_memory_of_one_process() {
     assert_ne!(admit(5, "a"), first);
 }
 
+// Rules: node.never_shorter
 #[test]
 fn confirm_never_shortens_a_lock() {
     let mut pair = Pair::new();
@@ -510,6 +514,7 @@ fn lock_key_without_expiry_is_held_without_a_remaining_time() {
     }
 }
 
+// Rules: node.foreign
 #[test]
 fn lock_key_of_another_type_gives_no_vote_and_is_not_overwritten() {
     let mut node = start_node();

@@ -43,6 +43,7 @@ fn second_phase_does_not_ask_a_failed_node() {
     assert_eq!(asked(&round), [1]);
 }
 
+// Rules: lock.exact
 #[test]
 fn token_needs_a_majority_of_exact_answers_of_both_phases() {
     let mut round = unequal();
@@ -62,6 +63,7 @@ fn higher_number_is_not_counted_and_becomes_the_next_target() {
     assert_eq!(asked(&round), [0, 1, 2, 4]);
 }
 
+// Rules: lock.confirm
 #[test]
 fn answers_to_an_earlier_second_phase_are_ignored() {
     let mut round = unequal();
@@ -78,6 +80,7 @@ fn answers_to_an_earlier_second_phase_are_ignored() {
     assert_eq!(round.on_confirm(2, 2, &at(8)), AcquireStep::Granted(8));
 }
 
+// Rules: lock.confirm
 #[test]
 fn acquire_round_has_no_fourth_second_phase() {
     let mut round = AcquireRound::new(quorum(2), None);
@@ -116,6 +119,7 @@ fn late_answer_with_the_target_is_not_awaited_as_a_second_node() {
     assert_eq!(verdict_of(&step), Verdict::Contended);
 }
 
+// Rules: lock.straggler
 #[test]
 fn late_answer_with_a_higher_number_raises_the_next_target() {
     let mut round = unequal();

@@ -79,6 +79,7 @@ async fn server_that_voted_under_one_name_does_not_vote_at_once_under_another() 
 }
 
 /// Otherwise two of its three addresses would be a majority. New clients, which meet all addresses at once.
+// Rules: guard.twin
 #[tokio::test]
 async fn restart_guard_off_server_under_several_addresses_gets_no_vote() {
     let server = RedisServer::start();
@@ -139,6 +140,7 @@ async fn restart_guard_off_servers_that_refuse_info_vote_and_are_logged_once() {
     assert!(log.contains("NOPERM"), "{log}");
 }
 
+// Rules: guard.twin
 #[tokio::test]
 async fn three_addresses_of_one_server_do_not_vote_or_reconnect_endlessly() {
     let server = RedisServer::start();

@@ -43,6 +43,7 @@ async fn fencing_off_respects_locks_of_plain_clients_and_foreign_keys() {
 }
 
 /// The same owner is never told that it holds what it asks for: the answer got lost with the connection.
+// Rules: node.no_fencing
 #[tokio::test]
 async fn fencing_off_lost_answer_does_not_block_its_own_retry() {
     let server = RedisServer::start();

@@ -55,6 +55,7 @@ fn request(target: &str, content_type: &str) -> Request {
     request_with("POST", target, &headers)
 }
 
+// Rules: lock-quarantined
 #[tokio::test]
 async fn fresh_cluster_is_lock_quarantined_for_layers_extractors_and_grpc() {
     let cluster = Cluster::start(3);

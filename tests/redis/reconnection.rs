@@ -37,6 +37,7 @@ async fn serve_introduction(mut stream: TcpStream) -> std::io::Result<()> {
 }
 
 /// Until the server accepts it: the lock would be there until its ttl.
+// Rules: lock.release_kept
 #[tokio::test]
 async fn release_refused_by_a_busy_server_is_sent_again() {
     for by in BOTH {

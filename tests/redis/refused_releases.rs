@@ -29,6 +29,7 @@ async fn refused() -> (RedisServer, Proxy, Redlock) {
     (server, wire, redlock)
 }
 
+// Rules: lock.release_kept
 #[tokio::test]
 async fn refused_release_is_repeated_on_a_new_connection_before_the_ttl() {
     let (server, wire, _redlock) = refused().await;
@@ -72,6 +73,7 @@ fn refused_release_outlives_its_runtime() {
 }
 
 /// A release that is refused is of its own owner: when it is accepted at last, the key may be another's.
+// Rules: node.release
 #[tokio::test]
 async fn refused_release_does_not_release_the_next_holder() {
     let (server, wire, _ours) = refused().await;

@@ -148,6 +148,7 @@ async fn ready_until(health: &Router, readiness: &str, code: StatusCode) -> Vec<
     states.map(str::to_owned).collect()
 }
 
+// Rules: guard.connection
 #[tokio::test]
 async fn restarted_node_is_quarantined_while_the_others_grant() {
     let mut cluster = Cluster::start(3);
@@ -198,6 +199,7 @@ async fn majority_that_forgot_a_lock_grants_it_only_after_the_quarantine() {
     lock_and_release(&fresh, "k").await;
 }
 
+// Rules: node.memory
 #[tokio::test]
 async fn flushed_majority_is_detected_on_open_connections() {
     let cluster = Cluster::start(3);
@@ -208,6 +210,7 @@ async fn flushed_majority_is_detected_on_open_connections() {
     detected(&refused, &guard, &theirs).await;
 }
 
+// Rules: shared.memory
 #[tokio::test]
 async fn flushed_majority_neither_grants_readers_nor_extends_them_on_open_connections() {
     let cluster = Cluster::start(3);
@@ -269,6 +272,7 @@ fn three_and_a_master() -> Option<(Cluster, Redlock)> {
     Some((cluster, redlock.unwrap()))
 }
 
+// Rules: guard.replica
 #[tokio::test]
 async fn replica_does_not_vote() {
     let Some((cluster, redlock)) = three_and_a_master() else {
@@ -285,6 +289,7 @@ async fn replica_does_not_vote() {
     assert!(why.contains("slave") && why.contains("masters"), "{why}");
 }
 
+// Rules: guard.replica
 #[tokio::test]
 async fn promoted_replica_is_quarantined() {
     let Some((cluster, redlock)) = three_and_a_master() else {
@@ -310,6 +315,7 @@ async fn promoted_replica_is_quarantined() {
 }
 
 /// As after a restart with its data, or with an old backup, that this client did not see.
+// Rules: guard.process
 #[tokio::test]
 async fn generation_of_another_process_does_not_shorten_the_quarantine() {
     let cluster = Cluster::start(3);
@@ -386,6 +392,7 @@ async fn within(limit: Duration, what: impl Future<Output = ()>) {
     done.unwrap_or_else(|_| panic!("not after {limit:?}"));
 }
 
+// Rules: guard.info
 #[tokio::test]
 async fn server_without_info_rights_does_not_vote_and_reports_the_reason() {
     let server = RedisServer::start();
@@ -398,6 +405,7 @@ async fn server_without_info_rights_does_not_vote_and_reports_the_reason() {
     }
 }
 
+// Rules: guard.window_of_ttl
 #[test]
 fn build_rejects_a_restart_guard_not_above_max_ttl() {
     let guard = RestartGuard::For(TTL);
@@ -412,6 +420,7 @@ fn build_rejects_a_restart_guard_not_above_max_ttl() {
 }
 
 /// What such a node has is a record; what it does not have may have been forgotten.
+// Rules: guard.quarantine
 #[tokio::test]
 async fn quarantined_node_is_still_asked_for_records() {
     let mut cluster = Cluster::start(3);

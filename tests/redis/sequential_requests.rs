@@ -114,6 +114,7 @@ async fn sequential_client_is_never_refused_with_release_at_response_head() {
 }
 
 /// An error of the inner service and a panic of the handler end a request as well.
+// Rules: http.errors
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sequential_client_is_never_refused_after_an_error_or_a_panic() {
     let cluster = Cluster::start(3);

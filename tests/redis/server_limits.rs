@@ -64,6 +64,7 @@ fn assert_refused(refused: &LockError, why: &str) {
     assert!(words.len() >= 2 && all, "{refused}");
 }
 
+// Rules: node.full
 #[tokio::test]
 async fn full_servers_renew_extend_and_release_held_locks_and_refuse_new_ones() {
     let cluster = Cluster::start(3);
@@ -147,6 +148,7 @@ fn fence(server: &RedisServer, key: &str) -> String {
     record.split(' ').next().unwrap_or_default().to_owned()
 }
 
+// Rules: node.digits
 #[tokio::test]
 async fn fencing_tokens_rise_to_the_largest_number_and_end_there() {
     let cluster = Cluster::start(3);

@@ -123,6 +123,7 @@ fn assert_in_order(log: &MonitorLog) -> usize {
     count
 }
 
+// Rules: lock.release
 #[tokio::test]
 async fn release_follows_its_acquisition_to_a_late_node() {
     for (fencing, by) in [(true, By::Url), (false, By::Url), (true, By::Pool)] {
@@ -368,6 +369,7 @@ async fn lock_soon(deadline: Deadline, ask: impl Fn() -> LockRequest) {
     }
 }
 
+// Rules: lock.scripts
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_lock_outlives_its_ttl_with_flushed_scripts() {
     for by in BOTH {

@@ -25,6 +25,7 @@ fn majority_grants_a_lock_and_its_validity_counts_from_before_the_first_request(
     assert_eq!(world.events(), [granted_at_once()]);
 }
 
+// Rules: lock.validity
 #[test]
 fn grant_that_comes_after_its_validity_is_given_up_everywhere() {
     let mut world = World::of(LeaseSpec {
@@ -44,6 +45,7 @@ fn grant_that_comes_after_its_validity_is_given_up_everywhere() {
     assert_eq!(world.holders(), 0);
 }
 
+// Rules: lock.confirm
 #[test]
 fn numbers_that_differ_are_raised_to_the_highest() {
     let mut world = World::new();
@@ -117,6 +119,7 @@ fn node_without_connection_has_longer_for_its_first_answer() {
     assert!(matches!(world.events()[..], [Event::Granted { .. }]));
 }
 
+// Rules: lock.release
 #[test]
 fn caller_that_goes_away_leaves_nothing_wherever_its_requests_are() {
     for executed in 0..=NODES {

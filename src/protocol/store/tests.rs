@@ -49,6 +49,7 @@ impl Client {
     }
 }
 
+// Rules: node.fence
 #[test]
 fn acquire_raises_the_fence_for_a_new_grant_and_not_for_a_repeated_one() {
     let mut store = Store::new();
@@ -64,6 +65,7 @@ fn acquire_raises_the_fence_for_a_new_grant_and_not_for_a_repeated_one() {
     assert_eq!(b.acquire(&mut store, 3, NOW), Reply::Granted(6));
 }
 
+// Rules: node.confirm
 #[test]
 fn confirm_returns_the_fence_after_the_write() {
     let mut store = Store::new();
@@ -74,6 +76,7 @@ fn confirm_returns_the_fence_after_the_write() {
     assert_eq!(a.confirm(&mut store, 8, TTL, NOW + TTL), Reply::Lost);
 }
 
+// Rules: node.never_shorter
 #[test]
 fn confirm_never_shortens_a_lock() {
     let mut store = Store::new();
@@ -87,6 +90,7 @@ fn confirm_never_shortens_a_lock() {
     assert_eq!(b.acquire(&mut store, 6, NOW + TTL / 2), held);
 }
 
+// Rules: node.set
 #[test]
 fn acquire_of_a_set_raises_the_fences_of_all_its_keys() {
     let mut store = Store::new();
@@ -99,6 +103,7 @@ fn acquire_of_a_set_raises_the_fences_of_all_its_keys() {
     assert_eq!(x.acquire(&mut store, 1, NOW), Reply::Granted(3));
 }
 
+// Rules: node.set
 #[test]
 fn acquire_of_a_set_is_granted_all_or_nothing() {
     let mut store = Store::new();
@@ -111,6 +116,7 @@ fn acquire_of_a_set_is_granted_all_or_nothing() {
     assert_eq!(store.held(NOW), 1);
 }
 
+// Rules: node.digits
 #[test]
 fn acquire_overflows_below_the_range_of_json() {
     let mut store = Store::new();
@@ -132,6 +138,7 @@ fn generation_ends_with_the_memory_and_with_the_process() {
     assert_ne!(Store::new().admit(&random(4), "b", NOW), second);
 }
 
+// Rules: node.memory
 #[test]
 fn store_with_a_new_generation_refuses_votes_and_still_releases() {
     let (mut store, a) = (Store::new(), client(1, &["k"]));

@@ -157,6 +157,7 @@ async fn http2_streams_with_one_key_serve_one_and_keep_the_connection() {
     server.ends_clean().await;
 }
 
+// Rules: http.abort
 #[tokio::test]
 async fn lock_lost_during_the_body_resets_the_http2_stream() {
     let nodes = ScriptedNodes::new(3);

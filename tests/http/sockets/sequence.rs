@@ -103,6 +103,7 @@ impl AnyClient {
     }
 }
 
+// Rules: http.sequence
 #[tokio::test]
 async fn sequential_http_client_of_two_servers_does_not_meet_its_own_lock() {
     for protocol in [Protocol::Http1, Protocol::Http2] {

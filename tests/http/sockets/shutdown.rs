@@ -15,6 +15,7 @@ use tower_redlock::test_util::ScriptedNodes;
 
 use crate::sockets::server::{KEY, SOON, Server, TTL, lock_service};
 
+// Rules: shutting-down
 #[tokio::test]
 async fn drain_serves_the_holder_and_refuses_waiters_and_new_requests() {
     // Behind a load balancer the door is closed first, otherwise the locks may be.

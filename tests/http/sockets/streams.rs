@@ -49,6 +49,7 @@ fn limited(layer: RedlockLayer, on_lost: OnLost) -> Router {
     events(layer.on_lost(on_lost))
 }
 
+// Rules: http.abort
 #[tokio::test]
 async fn max_hold_truncates_an_event_stream() {
     let nodes = ScriptedNodes::new(3);

@@ -52,6 +52,7 @@ enum Leave {
     AtOnce,
 }
 
+// Rules: http.upgrade
 #[tokio::test]
 async fn upgraded_handle_keeps_the_lock_for_the_websocket_task() {
     let nodes = ScriptedNodes::new(3);

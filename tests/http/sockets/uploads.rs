@@ -58,6 +58,7 @@ const SLOW_UPLOADS: [(&str, [&str; 4]); 2] = [
     ),
 ];
 
+// Rules: http.upload
 #[tokio::test]
 async fn slow_upload_holds_the_lock_unless_buffer_body_layer_is_outside() {
     for (buffered, leaves) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -17,6 +17,7 @@ use crate::kleppmann::scene::{
 };
 use crate::kleppmann::storage::Storage;
 
+// Rules: lock.storage
 #[test]
 fn client_paused_beyond_its_ttl_is_refused_by_the_storage_and_not_valid() {
     let (cluster, storage) = (Cluster::start(3), Storage::start());
@@ -119,6 +120,7 @@ async fn clock_jump_on_one_node_gives_two_holders_and_the_storage_obeys_the_late
     assert_eq!(second, first + 1, "the fence of C, and not a wall clock");
 }
 
+// Rules: lock.validity
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replies_after_the_ttl_grant_no_lock() {
     const DELAY: Duration = ms(1_500);

@@ -15,6 +15,7 @@ use crate::record_contract::wire::{
 };
 
 /// An error, or an answer that is no vote; and an error means that nothing was written at all.
+// Rules: node.foreign
 #[test]
 fn foreign_keys_get_no_vote_and_are_not_overwritten() {
     let mut node = start_node();
@@ -116,6 +117,7 @@ fn release_withdraws_the_intent_beside_a_foreign_lock_key() {
     }
 }
 
+// Rules: guard.quarantine
 #[test]
 fn quarantined_node_grants_no_lock_and_still_releases_and_records() {
     let mut pair = Pair::new();
@@ -151,6 +153,7 @@ fn quarantined_node_grants_no_lock_and_still_releases_and_records() {
     assert_eq!(pair.ask_in(&known, &acquire(2), "recorded"), Reply::Amnesia);
 }
 
+// Rules: node.order
 #[test]
 fn full_node_keeps_no_record_and_no_partial_write() {
     let mut node = start_node();
@@ -190,6 +193,7 @@ fn full_node_keeps_no_record_and_no_partial_write() {
 
 /// Were a script to die half-way: no lock without its fence and its intent, and no free key of which
 /// the record is not there yet.
+// Rules: node.order
 #[test]
 fn scripts_write_fence_and_intent_before_the_lock() {
     let mut node = start_node();

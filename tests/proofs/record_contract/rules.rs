@@ -37,6 +37,7 @@ fn scripts_return_every_byte_of_a_record() {
     }
 }
 
+// Rules: node.record
 #[test]
 fn record_is_written_once_and_only_by_the_latest_owner() {
     let mut pair = Pair::new();
@@ -127,6 +128,7 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_key() {
 }
 
 /// The random half of an owner token suffices to release its lock.
+// Rules: node.held
 #[test]
 fn no_reply_contains_the_random_half_of_an_owner_token() {
     let mut node = start_node();
@@ -154,6 +156,7 @@ fn no_reply_contains_the_random_half_of_an_owner_token() {
     assert_eq!(asked, 2 * 2 * 8 * 2);
 }
 
+// Rules: node.held
 #[test]
 fn held_reply_has_the_fingerprint_of_the_holder() {
     let mut pair = Pair::new();

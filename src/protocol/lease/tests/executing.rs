@@ -129,6 +129,7 @@ fn ends_with_a_copy(world: &mut World, node: usize, retention: Duration, release
     assert_eq!(world.holders(), 0);
 }
 
+// Rules: once.replay
 #[test]
 fn later_caller_gets_the_outcome_and_copies_it_to_a_node_without_one() {
     let mut world = stored(&[0, 1], record(1));
@@ -141,6 +142,7 @@ fn later_caller_gets_the_outcome_and_copies_it_to_a_node_without_one() {
     ends_with_a_copy(&mut world, 2, KEPT, Op::Release);
 }
 
+// Rules: once.repair
 #[test]
 fn record_of_a_minority_is_written_to_a_majority_before_it_is_replayed() {
     let mut world = stored(&[0], record(1));
@@ -188,6 +190,7 @@ fn large_record_is_read_before_it_is_repaired_and_the_read_has_its_own_time() {
     }
 }
 
+// Rules: once.begin
 #[test]
 fn record_that_arrives_before_the_execution_begins_decides() {
     // Two nodes granted the key, and the third has a record of an execution that they have lost.
@@ -277,6 +280,7 @@ fn execution_does_not_begin_when_its_lock_is_lost() {
     assert!(matches!(asks(&world, 0)[..], [(0, Op::Release), ..]));
 }
 
+// Rules: once.kept
 #[test]
 fn execution_without_a_record_keeps_its_key_unless_it_says_that_it_had_no_effect() {
     let drop_with = |effect| Input::Dropped {
@@ -368,6 +372,7 @@ fn outcome_that_a_node_said_to_have_is_written_again_although_no_node_answers() 
     assert_eq!(world.events(), [told]);
 }
 
+// Rules: once.again
 #[test]
 fn outcome_of_a_minority_is_written_again_under_the_old_owner() {
     let mut world = begun();
@@ -419,6 +424,7 @@ fn outcome_of_another_that_leads_is_written_instead() {
     assert_eq!(world.events(), [told]);
 }
 
+// Rules: once.again
 #[test]
 fn outcome_that_the_old_owner_cannot_write_is_repaired_by_another() {
     let another = Decided::Recorded(record(2));

@@ -71,6 +71,7 @@ fn failed_renewal_is_repeated_after_a_tenth_and_the_lock_ends_a_tick_early() {
 }
 
 /// Its nodes may have set that expiry and a shorter one since.
+// Rules: lock.extension
 #[test]
 fn answer_to_an_extension_before_the_current_one_does_not_count() {
     let mut world = held(spec(7));
@@ -84,6 +85,7 @@ fn answer_to_an_extension_before_the_current_one_does_not_count() {
     assert!(matches!(world.events()[..], [Event::Extended { .. }]));
 }
 
+// Rules: lock.extension
 #[test]
 fn extension_by_a_holder_sets_the_ttl_and_the_token_and_never_cuts_the_validity() {
     let mut world = held(spec(7));
@@ -105,6 +107,7 @@ fn extension_by_a_holder_sets_the_ttl_and_the_token_and_never_cuts_the_validity(
     assert_eq!((*token, *ttl), (Some(20), TTL / 3));
 }
 
+// Rules: lock.loss
 #[test]
 fn lock_that_a_majority_does_not_have_is_gone() {
     let mut world = held(spec(7));

@@ -61,6 +61,7 @@ fn second_phase_has_the_time_of_a_node_without_connection() {
     assert_eq!(world.callers[0].lease.poll_timeout(), Some(due));
 }
 
+// Rules: lock.straggler
 #[test]
 fn answer_to_the_acquisition_is_none_to_the_release() {
     let mut world = held(spec(7));

@@ -102,6 +102,7 @@ fn held(left: u32) -> Reply {
     }
 }
 
+// Rules: shared.exclusion
 #[test]
 fn readers_share_a_key_and_exclude_writers_who_exclude_readers() {
     let mut node = Node::default();
@@ -118,6 +119,7 @@ fn readers_share_a_key_and_exclude_writers_who_exclude_readers() {
 }
 
 /// T21.
+// Rules: shared.release
 #[test]
 fn release_by_a_caller_that_is_no_reader_frees_nothing() {
     let mut node = Node::default();
@@ -159,6 +161,7 @@ fn repeated_acquisition_does_not_take_an_extension_back() {
 }
 
 /// T25.
+// Rules: shared.end
 #[test]
 fn end_of_a_reader_is_not_shortened_for_a_later_release() {
     let mut node = Node::default();
@@ -183,6 +186,7 @@ fn readers_of_a_lock_that_vanished_are_forgotten() {
 }
 
 /// T27, T28.
+// Rules: shared.release
 #[test]
 fn extension_does_not_bring_a_reader_back() {
     let mut node = Node::default();
@@ -244,6 +248,7 @@ fn node_that_lost_its_memory_grants_and_extends_nothing() {
 }
 
 /// T35.
+// Rules: shared.waiting
 #[test]
 fn reader_that_comes_after_a_waiting_writer_waits_also_where_nobody_holds_the_key() {
     let mut node = Node::default();
@@ -262,6 +267,7 @@ fn reader_that_comes_after_a_waiting_writer_waits_also_where_nobody_holds_the_ke
     assert_eq!(node.read(B, 3), granted());
 }
 
+// Rules: shared.waiting
 #[test]
 fn announcement_lapses_and_is_made_only_where_readers_hold_the_key() {
     let mut node = Node::default();
@@ -272,6 +278,7 @@ fn announcement_lapses_and_is_made_only_where_readers_hold_the_key() {
     assert_eq!(node.read(B, 2), granted());
 }
 
+// Rules: shared.end
 #[test]
 fn last_reader_frees_the_key_and_ended_readers_do_not_hold_it() {
     let mut node = Node::default();

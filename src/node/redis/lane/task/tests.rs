@@ -262,6 +262,7 @@ async fn jobs_of_a_call_without_its_script_share_calls_behind_the_scripts() {
 }
 
 /// The server would grant what nobody releases any more.
+// Rules: lock.scripts
 #[tokio::test]
 async fn acquisition_of_a_refused_call_is_not_sent_again_behind_its_release() {
     for refusal in [NOSCRIPT, DENIED[0], DENIED[2], CROSSSLOT] {
