@@ -2,10 +2,10 @@
 //!
 //! A job travels from the handle ([`node`]) through the inbox of the [`server`] to the [`lane`], the one task that talks to
 //! the server. What a request is as a command stands in the [`table`]. The lane sends it, perhaps with others in one call,
-//! over its [`link`]: a socket over TCP, TLS or a Unix socket if the server's [`address`] is known, else a redis-rs
-//! connection from the user's pool. An [`endpoint`] makes links, with [`credentials`]. A lane prepares its own, and asks the restart [`guard`]
-//! whether the server may vote. Two parts have connections of their own: the [`listener`], which subscribes to releases
-//! while waiters need them, and the [`reader`], which reads big records on links from a pool.
+//! over its [`link`]: a socket over TCP, TLS or a Unix socket if the server's address is known, else a redis-rs connection
+//! from the user's pool. An [`endpoint`] makes links, with [`credentials`]. A lane prepares its own, and asks the restart
+//! [`guard`] whether the server may vote. Two parts have connections of their own: the [`listener`], which subscribes to
+//! releases while waiters need them, and reads of big records, on links from a pool.
 
 mod credentials;
 mod decode;
