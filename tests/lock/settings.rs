@@ -33,6 +33,7 @@ fn refused(builder: RedlockBuilder, setting: &str, words: &[&str]) -> BuildError
     error
 }
 
+// Rules: guard.window_of_ttl
 #[test]
 fn build_rejects_settings_out_of_range() {
     let short = || embedded().ttl(secs(1));
@@ -78,6 +79,11 @@ fn build_rejects_settings_out_of_range() {
         ),
         (embedded().max_hold(secs(0)), "max_hold", &["0ns"]),
         (
+            short().restart_guard(RestartGuard::For(secs(1))),
+            "restart_guard",
+            &["1s", "more than max_ttl = 1s"],
+        ),
+        (
             embedded().ttl(secs(20)).max_ttl(secs(10)),
             "max_ttl",
             &["10s", "ttl = 20s", "raise"],
@@ -113,6 +119,9 @@ fn build_accepts_settings_at_their_limits_in_any_order() {
         embedded().ttl(secs(60)).max_ttl(secs(90)),
         embedded().max_ttl(secs(90)).ttl(secs(60)),
         embedded().restart_guard(RestartGuard::Off),
+        embedded()
+            .ttl(secs(1))
+            .restart_guard(RestartGuard::For(ms(1_001))),
     ] {
         assert!(builder.clone().build().is_ok(), "{builder:?}");
     }

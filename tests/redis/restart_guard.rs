@@ -11,11 +11,10 @@ use support::{
     until,
 };
 use tower_redlock::{
-    Health, LockError, LockGuard, NodeFailure, NodeHealth, NodeState, Redlock, RestartGuard,
-    health_router,
+    Health, LockError, LockGuard, NodeFailure, NodeHealth, NodeState, Redlock, health_router,
 };
 
-use crate::patient::{self, TTL, WINDOW, failures, guarded, pay};
+use crate::patient::{self, WINDOW, failures, guarded, pay};
 
 /// The window, and one more: servers tell their uptime in whole seconds.
 const LONGEST: Duration = secs(6);
@@ -403,20 +402,6 @@ async fn server_without_info_rights_does_not_vote_and_reports_the_reason() {
     for said in ["INFO was refused", &addr, "its user needs", "+info"] {
         assert!(refused.contains(said), "{said}: {refused}");
     }
-}
-
-// Rules: guard.window_of_ttl
-#[test]
-fn build_rejects_a_restart_guard_not_above_max_ttl() {
-    let guard = RestartGuard::For(TTL);
-    let built = Redlock::builder()
-        .embedded(3)
-        .ttl(TTL)
-        .restart_guard(guard)
-        .build();
-    // Embedded nodes need no guard, but a wrong setting is wrong wherever it stands.
-    let error = built.unwrap_err();
-    assert_eq!(error.setting(), "restart_guard");
 }
 
 /// What such a node has is a record; what it does not have may have been forgotten.
