@@ -79,6 +79,11 @@ fn build_rejects_settings_out_of_range() {
         ),
         (embedded().max_hold(secs(0)), "max_hold", &["0ns"]),
         (
+            embedded().fence_retention(secs(3_650 * 86_400) + ms(1)),
+            "fence_retention",
+            &["at most"],
+        ),
+        (
             short().restart_guard(RestartGuard::For(secs(1))),
             "restart_guard",
             &["1s", "more than max_ttl = 1s"],
@@ -114,6 +119,8 @@ fn build_accepts_settings_at_their_limits_in_any_order() {
         Redlock::builder().embedded(64),
         embedded().ttl(secs(10 * 86_400)),
         embedded().ttl(secs(1)).node_timeout(ms(999)),
+        embedded().connect_timeout(secs(10 * 86_400)),
+        embedded().fence_retention(secs(3_650 * 86_400)),
         embedded().ttl(secs(20)).max_ttl(secs(20)),
         embedded().namespace(""),
         embedded().ttl(secs(60)).max_ttl(secs(90)),

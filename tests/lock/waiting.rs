@@ -94,6 +94,23 @@ async fn remote_waiter_is_granted_within_the_longest_retry_delay_after_a_release
 }
 
 #[tokio::test(start_paused = true)]
+async fn waiter_that_no_node_tells_of_releases_polls_ever_more_rarely() {
+    let nodes = ScriptedNodes::new(3);
+    let holder = Foreign::new("k");
+    (0..3).for_each(|node| {
+        nodes.silence(node);
+        drop(holder.acquire(&nodes, node, secs(60)));
+    });
+    let retry = Retry::new(ms(10), secs(1)).poll_interval(Duration::MAX);
+    let redlock = builder(&nodes).retry(retry).build().unwrap();
+    let refused = redlock.lock("k").wait(secs(20)).await;
+    assert_matches!(refused, Err(LockError::Contended { .. }));
+    // One a second at least; with the first delay for all of them, there were thousands.
+    let sent = nodes.sent(0, OpKind::Acquire);
+    assert!((20..100).contains(&sent), "{sent}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn lock_of_a_dead_process_is_granted_as_soon_as_it_expires() {
     let nodes = ScriptedNodes::new(3);
     let dead = Foreign::new("k");

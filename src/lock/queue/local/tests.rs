@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::lock::state::tests::granted;
+use crate::protocol::Fingerprint;
 
 #[cfg(shuttle)]
 mod schedules;
@@ -136,14 +137,108 @@ async fn publishes_is_false_for_three_local_waiters_in_a_row() {
     // No other process is known.
     assert!(permit.publishes());
     permit.place(0).set_subscribers(1);
-    assert_eq!(
-        [(); 8].map(|()| permit.publishes()),
-        [false, false, false, true, false, false, false, true]
-    );
+    let kept = || (permit.publishes(), permit.place(0).notified());
+    // This process and the other one know of a release that was published, and of no other.
+    let [kept_here, published] = [(false, None), (true, Some(2))];
+    let once = [kept_here, kept_here, kept_here, published];
+    assert_eq!([(); 4].map(|()| kept()), once);
+    assert_eq!([(); 4].map(|()| kept()), once);
     // A refused caller does not count as waiting.
     drop(waiting);
     assert!(queue.try_acquire(&wanted, Access::Exclusive).is_err());
     assert!(permit.publishes());
+}
+
+#[tokio::test]
+async fn failure_is_that_of_callers_that_want_the_same_and_hear_of_it_in_time() {
+    let queue = Arc::new(LocalQueue::default());
+    // Closed stands for all errors that are not about the request.
+    let [contended, closed] = [LockError::contended(None), LockError::Closed];
+    let [mine, others] = [1, 2].map(|body| OnceSpec {
+        fingerprint: Fingerprint::from_digest([body; 32]),
+        executes: true,
+    });
+    let (one, both) = (keys(&["k"]), keys(&["j", "k"]));
+    let permit = acquire(&queue, &both).await;
+    let place = permit.place(1);
+    let _waiting = CountedWaiter::new(place);
+    for (error, once, keys, access, theirs, is_told) in [
+        (&contended, None, &both, Access::Exclusive, None, true),
+        (&contended, None, &one, Access::Exclusive, None, false),
+        (&contended, None, &both, Access::Shared, None, false),
+        (
+            &contended,
+            None,
+            &both,
+            Access::Exclusive,
+            Some(mine),
+            false,
+        ),
+        (
+            &contended,
+            Some(mine),
+            &both,
+            Access::Exclusive,
+            None,
+            false,
+        ),
+        (
+            &contended,
+            Some(mine),
+            &both,
+            Access::Exclusive,
+            Some(mine),
+            true,
+        ),
+        (
+            &contended,
+            Some(mine),
+            &both,
+            Access::Exclusive,
+            Some(others),
+            false,
+        ),
+        (
+            &closed,
+            Some(mine),
+            &both,
+            Access::Exclusive,
+            Some(others),
+            true,
+        ),
+    ] {
+        let before = place.failures();
+        permit.set_failed(once, error);
+        let told = place.failed_since(before, keys, access, theirs);
+        let case = (error, once, keys, access, theirs);
+        assert_eq!(told.as_ref(), is_told.then_some(error), "{case:?}");
+        let late = place.failed_since(place.failures(), keys, access, theirs);
+        assert_eq!(late, None, "{case:?}");
+    }
+}
+
+#[tokio::test]
+async fn key_that_another_caller_holds_blocks_a_set_and_one_to_share_does_not() {
+    let queue = Arc::new(LocalQueue::default());
+    let both = keys(&["x", "y"]);
+    let hold = |name, access| {
+        let permit = queue.try_acquire(&keys(&[name]), access).unwrap();
+        let (holder, share) = granted(name);
+        permit.set_holder(&holder, None);
+        (permit, share)
+    };
+    let blocked = |access| {
+        let state = queue.enter(&both, access).blocked();
+        state.map(|state| state.occupancy)
+    };
+    let asking = queue.try_acquire(&keys(&["x"]), Access::Exclusive).unwrap();
+    let reader = hold("y", Access::Shared);
+    assert_eq!(blocked(Access::Exclusive), Some(Occupancy::Held));
+    // It waits for `x` alone, which may turn out to be free.
+    assert_eq!(blocked(Access::Shared), None);
+    drop((asking, reader));
+    let _writer = hold("y", Access::Exclusive);
+    assert_eq!(blocked(Access::Shared), Some(Occupancy::Held));
 }
 
 #[tokio::test]
