@@ -83,17 +83,15 @@ impl Group {
             let now = Instant::now();
             // `None` once it is over, and for a caller that does not wait.
             let deadline = Some(wait.deadline).filter(|deadline| now < *deadline);
-            let error = place.failed_since(failures, &spec.keys, access, spec.lease.once);
-            let shares = |error: &LockError| match error {
+            let failure = place.failed_since(failures, &spec.keys, access, spec.lease.once);
+            let shares = |(since, error): &(u64, LockError)| match error {
                 LockError::Contended { .. } => deadline.is_none(),
                 // One failure may be a pause of this process; two in a row are an outage, which no caller waits for.
-                LockError::Unavailable { .. } => {
-                    deadline.is_none() || place.failures() > failures + 1
-                }
+                LockError::Unavailable { .. } => deadline.is_none() || *since > 1,
                 LockError::Expired { ttl, .. } => spec.lease.ttl <= *ttl,
                 _ => false,
             };
-            if let Some(error) = error.filter(shares) {
+            if let Some((_, error)) = failure.filter(shares) {
                 return Err(error.into());
             }
             let state = place.state(access);

@@ -265,19 +265,20 @@ impl Place {
         self.callers.lock().failed.0
     }
 
-    /// Returns the error of the last caller that went without a lock since `failures` of them, if it had asked for the
-    /// same, or for a part of it.
+    /// Returns the error of the last caller that went without a lock since `failures` of them, and how many have since, if
+    /// it had asked for the same, or for a part of it.
     pub(crate) fn failed_since(
         &self,
         failures: u64,
         keys: &LockKeys,
         access: Access,
         once: Option<OnceSpec>,
-    ) -> Option<LockError> {
+    ) -> Option<(u64, LockError)> {
         let callers = self.callers.lock();
         let (number, Some(failed)) = &callers.failed else {
             return None;
         };
+        let since = number - failures;
         let mut parts = failed.keys.as_slice().iter();
         // An execution refuses another request with its key for another reason.
         let is_same_request =
@@ -286,7 +287,7 @@ impl Place {
             && failed.once.is_some() == once.is_some()
             && is_same_request
             && parts.all(|key| keys.as_slice().contains(key));
-        (*number > failures && is_same).then(|| failed.error.clone())
+        (since > 0 && is_same).then(|| (since, failed.error.clone()))
     }
 
     pub(super) fn is_held_by(&self, task: Option<task::Id>) -> bool {
