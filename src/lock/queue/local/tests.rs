@@ -241,6 +241,47 @@ async fn key_that_another_caller_holds_blocks_a_set_and_one_to_share_does_not() 
     assert_eq!(blocked(Access::Shared), Some(Occupancy::Held));
 }
 
+#[tokio::test(start_paused = true)]
+async fn caller_that_does_not_react_loses_its_permits_to_the_next_and_gives_none_back() {
+    let queue = Arc::new(LocalQueue::default());
+    let wanted = keys(&["k"]);
+    let allowance = Duration::from_millis(100);
+    for asks in [true, false] {
+        let idle = queue.try_acquire(&wanted, Access::Exclusive).unwrap();
+        let place = Arc::clone(idle.place(0));
+        if !asks {
+            idle.set_refused(Instant::now(), None, &None);
+            assert!(!place.remove_idle(allowance, true));
+            tokio::time::advance(allowance).await;
+        }
+        assert!(!(asks && place.remove_idle(allowance, false)));
+        let changes = place.state(Access::Exclusive).changes;
+        assert!(place.remove_idle(allowance, asks));
+        assert_ne!(place.state(Access::Exclusive).changes, changes);
+        let next = queue.try_acquire(&wanted, Access::Exclusive).unwrap();
+        drop(idle);
+        assert!(queue.try_acquire(&wanted, Access::Exclusive).is_err());
+        drop(next);
+        assert!(queue.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slot_is_free_when_the_first_of_its_holders_ends_and_a_key_when_the_last_does() {
+    let queue = Arc::new(LocalQueue::default());
+    let [soon, late] = [1, 9].map(Duration::from_secs);
+    for (access, expected) in [(Access::Slot(2), soon), (Access::Shared, late)] {
+        let held = [late, soon].map(|left| {
+            let permit = queue.try_acquire(&keys(&["k"]), access).unwrap();
+            permit.set_refused(Instant::now(), Some(left), &None);
+            permit
+        });
+        let state = held[0].place(0).state(access);
+        assert_eq!(state.occupancy, Occupancy::Held);
+        assert_eq!(state.retry_after, Some(expected), "{access:?}");
+    }
+}
+
 #[tokio::test]
 async fn so_many_callers_as_there_are_slots_are_admitted_each_with_a_number_of_its_own() {
     let queue = Arc::new(LocalQueue::default());
