@@ -183,8 +183,17 @@ async fn log_of_a_refused_caller_names_the_holder() {
     let subscriber = subscriber.with_writer(move || writer.clone());
     let _subscribed = subscribe(subscriber.finish());
     assert!(lock(&other).await.is_err());
+    let once = |redlock: &Redlock| redlock.once("k").note("POST /y");
+    let execution = once(&one).run(async move |_| {
+        let refused = once(&other).run(async |_| Ok::<(), ()>(())).await;
+        assert!(refused.is_err());
+        Ok::<(), ()>(())
+    });
+    execution.await.unwrap();
     let text = log.text();
-    assert!(text.contains("holder=server-a (POST /x)"), "{text}");
+    for holder in ["holder=server-a (POST /x)", "holder=server-a (POST /y)"] {
+        assert!(text.contains(holder), "{text}");
+    }
     assert!(!text.contains("ann@"), "{text}");
 }
 
