@@ -77,6 +77,14 @@ async fn options_that_a_request_does_not_set_are_those_of_the_layer() {
     drop(guard);
 }
 
+#[tokio::test]
+async fn ttl_of_a_layer_is_at_most_max_ttl_and_longer_than_the_drift() {
+    let (_nodes, redlock) = three_nodes_with(|builder| builder.max_ttl(secs(60)));
+    for (ttl, is_accepted) in [(secs(60), true), (secs(60) + ms(1), false), (ms(2), false)] {
+        assert_eq!(layer(&redlock).ttl(ttl).is_ok(), is_accepted, "{ttl:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn options_set_the_max_hold_of_one_request() {
     let redlock = redlock(&ScriptedNodes::new(3));
