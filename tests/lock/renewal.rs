@@ -1,6 +1,5 @@
 //! Renewal, `max_hold` and `lost`, on a paused clock.
 
-use std::future::IntoFuture;
 use std::sync::mpsc;
 use std::thread;
 
@@ -91,24 +90,6 @@ async fn max_hold_of_the_request_overrides_that_of_the_builder() {
     assert_eq!(began.elapsed().as_secs(), 2);
     assert_eq!(long.lost().await, LostReason::MaxHold);
     assert_eq!(began.elapsed().as_secs(), 4);
-}
-
-/// No task can report the loss, because the home of the lock is not run.
-#[test]
-fn lost_resolves_at_the_end_of_validity_while_the_home_rests() {
-    let runtime = || {
-        let mut builder = Builder::new_current_thread();
-        builder.enable_all().start_paused(true).build().unwrap()
-    };
-    let (home, other) = (runtime(), runtime());
-    let redlock = Redlock::builder().embedded(3).build().unwrap();
-    let guard = home.block_on(redlock.try_lock("k").into_future()).unwrap();
-    other.block_on(async {
-        let left = guard.valid_for();
-        assert!(timeout(left - ms(1), guard.lost()).await.is_err());
-        let lost = timeout(ms(2), guard.lost()).await;
-        assert_eq!(lost, Ok(LostReason::Expired));
-    });
 }
 
 // Rules: lock.loss
