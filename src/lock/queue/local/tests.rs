@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::lock::state::tests::granted;
-use crate::protocol::Fingerprint;
+use crate::protocol::{Fingerprint, Namespace};
 
 #[cfg(shuttle)]
 mod schedules;
@@ -239,6 +239,25 @@ async fn key_that_another_caller_holds_blocks_a_set_and_one_to_share_does_not() 
     drop((asking, reader));
     let _writer = hold("y", Access::Exclusive);
     assert_eq!(blocked(Access::Shared), Some(Occupancy::Held));
+}
+
+#[tokio::test]
+async fn subscription_ends_with_the_permit_unless_callers_wait() {
+    let queue = Arc::new(LocalQueue::default());
+    let wanted = keys(&["k"]);
+    let (holder, _share) = granted("k");
+    let names = Namespace::default().names(&wanted, |_| [0; 32]).unwrap();
+    let permit = queue.try_acquire(&wanted, Access::Exclusive).unwrap();
+    let place = permit.place(0);
+    // One process listens. As long as that is this one, there is no other.
+    place.set_subscribers(1);
+    drop(permit.subscribe(&holder.spec.cluster, &names));
+    let waiting = CountedWaiter::new(place);
+    permit.give_back();
+    assert_eq!(place.notified(), None);
+    drop(waiting);
+    permit.give_back();
+    assert_eq!(place.notified(), Some(2));
 }
 
 #[tokio::test(start_paused = true)]
