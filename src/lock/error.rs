@@ -525,21 +525,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "redis")]
-    #[test]
-    fn text_that_is_no_url_is_shown_without_what_may_be_credentials() {
-        for (url, shown) in [
-            ("redis://u:p@host?db=1", "redis://***@host"),
-            ("redis://u:p@host", "redis://***@host"),
-            ("redis://host?password=p", "redis://host"),
-            ("u:p@host", "***@host"),
-            ("redis://u:p?q@host", "redis://***"),
-            ("redis://u:p@q@host", "redis://***@host"),
-        ] {
-            assert_eq!(without_credentials(url), shown);
-        }
-    }
-
     #[test]
     fn unavailable_names_the_part_of_every_node() {
         let is_down = |node| {

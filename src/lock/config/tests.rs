@@ -1,6 +1,8 @@
 //! Tests of settings as data.
 
 use super::*;
+#[cfg(feature = "redis")]
+use crate::lock::error::without_credentials;
 use crate::lock::redlock::Redlock;
 
 fn read(vars: &[(&str, &str)]) -> Result<RedlockConfig, BuildError> {
@@ -100,6 +102,21 @@ fn redlock_urls_are_listed_with_commas_and_shown_without_credentials() {
     );
     let expected = Redlock::builder().urls(listed);
     assert_eq!(built(config), format!("{expected:?}"));
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn text_that_is_no_url_is_shown_without_what_may_be_credentials() {
+    for (url, shown) in [
+        ("redis://u:p@host?db=1", "redis://***@host"),
+        ("redis://u:p@host", "redis://***@host"),
+        ("redis://host?password=p", "redis://host"),
+        ("u:p@host", "***@host"),
+        ("redis://u:p?q@host", "redis://***"),
+        ("redis://u:p@q@host", "redis://***@host"),
+    ] {
+        assert_eq!(without_credentials(url), shown);
+    }
 }
 
 #[test]

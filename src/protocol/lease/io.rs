@@ -62,6 +62,17 @@ pub struct OnceSpec {
     pub executes: bool,
 }
 
+#[cfg(test)]
+impl OnceSpec {
+    /// That of a caller that executes one of several requests.
+    pub(crate) fn of_request(number: u8) -> Self {
+        Self {
+            fingerprint: Fingerprint::from_digest([number; 32]),
+            executes: true,
+        }
+    }
+}
+
 /// What a caller that executed says about its work when it goes without a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Effect {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::lock::state::tests::granted;
-use crate::protocol::{Fingerprint, Namespace};
+use crate::protocol::Namespace;
 
 #[cfg(shuttle)]
 mod schedules;
@@ -154,10 +154,7 @@ async fn failure_is_that_of_callers_that_want_the_same_and_hear_of_it_in_time() 
     let queue = Arc::new(LocalQueue::default());
     // Closed stands for all errors that are not about the request.
     let [contended, closed] = [LockError::contended(None), LockError::Closed];
-    let [mine, others] = [1, 2].map(|body| OnceSpec {
-        fingerprint: Fingerprint::from_digest([body; 32]),
-        executes: true,
-    });
+    let [mine, others] = [1, 2].map(OnceSpec::of_request);
     let (one, both) = (keys(&["k"]), keys(&["j", "k"]));
     let permit = acquire(&queue, &both).await;
     let place = permit.place(1);

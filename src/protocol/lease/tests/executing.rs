@@ -14,10 +14,7 @@ fn fingerprint(number: u8) -> Fingerprint {
 
 pub(super) fn once(proposal: u64) -> LeaseSpec {
     LeaseSpec {
-        once: Some(OnceSpec {
-            fingerprint: fingerprint(0),
-            executes: true,
-        }),
+        once: Some(OnceSpec::of_request(0)),
         ..spec(proposal)
     }
 }
