@@ -159,57 +159,23 @@ async fn failure_is_that_of_callers_that_want_the_same_and_hear_of_it_in_time() 
     let permit = acquire(&queue, &both).await;
     let place = permit.place(1);
     let _waiting = CountedWaiter::new(place);
-    for (error, once, keys, access, theirs, is_told) in [
-        (&contended, None, &both, Access::Exclusive, None, true),
-        (&contended, None, &one, Access::Exclusive, None, false),
-        (&contended, None, &both, Access::Shared, None, false),
-        (
-            &contended,
-            None,
-            &both,
-            Access::Exclusive,
-            Some(mine),
-            false,
-        ),
-        (
-            &contended,
-            Some(mine),
-            &both,
-            Access::Exclusive,
-            None,
-            false,
-        ),
-        (
-            &contended,
-            Some(mine),
-            &both,
-            Access::Exclusive,
-            Some(mine),
-            true,
-        ),
-        (
-            &contended,
-            Some(mine),
-            &both,
-            Access::Exclusive,
-            Some(others),
-            false,
-        ),
-        (
-            &closed,
-            Some(mine),
-            &both,
-            Access::Exclusive,
-            Some(others),
-            true,
-        ),
+    for (error, once, theirs, is_told) in [
+        (&contended, None, None, true),
+        (&contended, None, Some(mine), false),
+        (&contended, Some(mine), None, false),
+        (&contended, Some(mine), Some(mine), true),
+        (&contended, Some(mine), Some(others), false),
+        (&closed, Some(mine), Some(others), true),
     ] {
         let before = place.failures();
         permit.set_failed(once, error);
-        let told = place.failed_since(before, keys, access, theirs);
-        let case = (error, once, keys, access, theirs);
-        assert_eq!(told, is_told.then(|| (1, error.clone())), "{case:?}");
-        let late = place.failed_since(place.failures(), keys, access, theirs);
+        let told = |before, keys, access| place.failed_since(before, keys, access, theirs);
+        let case = (error, once, theirs);
+        let expected = is_told.then(|| (1, error.clone()));
+        assert_eq!(told(before, &both, Access::Exclusive), expected, "{case:?}");
+        assert_eq!(told(before, &one, Access::Exclusive), None, "{case:?}");
+        assert_eq!(told(before, &both, Access::Shared), None, "{case:?}");
+        let late = told(place.failures(), &both, Access::Exclusive);
         assert_eq!(late, None, "{case:?}");
     }
 }
