@@ -257,11 +257,27 @@ impl Network {
     }
 }
 
+impl Link {
+    /// Whether a request waits for its answer, on the connection in use.
+    fn misses(&self, to: &To) -> bool {
+        self.open == Some(to.connection) && self.unanswered.contains_key(&to.message)
+    }
+}
+
 /// What happens when.
 impl State {
-    /// Returns when the next event happens.
-    pub(crate) fn next_event_at(&self) -> Option<Duration> {
-        self.events.first_key_value().map(|((at, _), _)| *at)
+    /// Returns when the next event happens. It need not be looked after an answer that has come.
+    pub(crate) fn next_event_at(&mut self) -> Option<Duration> {
+        loop {
+            let next = self.events.first_entry()?;
+            if let Event::Look(to) = next.get()
+                && !self.processes[to.process].links[to.node].misses(to)
+            {
+                next.remove();
+            } else {
+                return Some(next.key().0);
+            }
+        }
     }
 
     /// Makes the next event happen. Time must have come as far everywhere.
@@ -546,8 +562,7 @@ impl State {
         if self.is_away(to.process, || Event::Look(to)) {
             return;
         }
-        let link = self.link(to.process, to.node);
-        if link.open == Some(to.connection) && link.unanswered.contains_key(&to.message) {
+        if self.link(to.process, to.node).misses(&to) {
             self.start_opening(to.process, to.node);
         }
     }

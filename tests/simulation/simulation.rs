@@ -17,6 +17,10 @@ use crate::resize::{Resize, Step};
 /// How far time goes on at most before everybody must be done.
 const LONGEST: Duration = Duration::from_secs(120);
 
+/// How far time goes on at once. The history looks at locks then: as long as an extension is valid after
+/// its last answer, at the least.
+const STEP: Duration = ms(40);
+
 /// How much longer than its ttl a lock may live by another's clock.
 const SLACK: Duration = ms(20);
 
@@ -140,7 +144,7 @@ impl Simulation {
             }
             working.retain(|index| self.is_working(*index));
             self.begin_the_new(&working);
-            self.go_on(self.now + ms(10));
+            self.go_on(self.now + STEP);
         }
     }
 
@@ -198,7 +202,7 @@ impl Simulation {
     fn wind_up(&mut self) {
         self.network.state().heal();
         while !self.network.state().is_quiet() && self.now < 2 * LONGEST {
-            self.go_on(self.now + ms(50));
+            self.go_on(self.now + STEP);
         }
         self.go_on(self.now + MAX_TTL + SLACK);
         for closed in self.network.state().closed_for_nothing() {
@@ -234,16 +238,13 @@ impl Simulation {
                 continue;
             }
             self.now = next;
-            self.network.state().now = next;
-            if self
-                .network
-                .state()
-                .next_event_at()
-                .is_none_or(|at| at > until)
-            {
+            let mut state = self.network.state();
+            state.now = next;
+            if state.next_event_at().is_none_or(|at| at > until) {
                 return;
             }
-            self.network.state().step();
+            state.step();
+            drop(state);
             self.end_the_killed();
         }
     }
@@ -251,8 +252,11 @@ impl Simulation {
     /// Lets every process come as far as `instant`; false as soon as one has sent something.
     fn catch_up(&mut self, instant: Duration) -> bool {
         for (index, process) in self.processes.iter_mut().enumerate() {
+            if !process.is_alive() || process.now >= instant {
+                continue;
+            }
             let paused_until = self.network.state().paused_until(index);
-            if !process.is_alive() || process.now >= instant || paused_until > instant {
+            if paused_until > instant {
                 continue;
             }
             if paused_until > process.now {
