@@ -182,8 +182,12 @@ async fn node_behind_a_slow_link_is_reached_again() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     proxy.delay(ms(250));
-    let redlock = builder([proxy.url()]).node_timeout(secs(1));
-    let redlock = redlock.connect_timeout(secs(5)).build().unwrap();
+    let build = || {
+        let redlock = builder([proxy.url()]).node_timeout(secs(1));
+        redlock.connect_timeout(secs(5)).build().unwrap()
+    };
+    assert_eq!(build().health().await.up(), 1);
+    let redlock = build();
     lock_and_release(&redlock, "k").await;
     proxy.cut();
     tokio::time::sleep(ms(300)).await;

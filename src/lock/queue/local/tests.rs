@@ -200,8 +200,15 @@ async fn key_that_another_caller_holds_blocks_a_set_and_one_to_share_does_not() 
     // It waits for `x` alone, which may turn out to be free.
     assert_eq!(blocked(Access::Shared), None);
     drop((asking, reader));
-    let _writer = hold("y", Access::Exclusive);
+    let writer = hold("y", Access::Exclusive);
     assert_eq!(blocked(Access::Shared), Some(Occupancy::Held));
+    drop(writer);
+    // Nor does a key block it of which a slot is free.
+    let first = hold("y", Access::Slot(2));
+    assert_eq!(blocked(Access::Slot(2)), None);
+    let second = hold("y", Access::Slot(2));
+    assert_eq!(blocked(Access::Slot(2)), Some(Occupancy::Held));
+    drop((first, second));
 }
 
 #[tokio::test]
