@@ -115,6 +115,14 @@ impl Hold {
 /// Returns the calls and responses, in the order of their times. What happens at the same time is concurrent.
 fn actions(holds: &[&Hold], exclusive: bool) -> Vec<(usize, Action<Operation>)> {
     let mut actions = Vec::new();
+    let mut readers: Vec<usize> = (0..holds.len())
+        .filter(|number| holds[*number].token.is_none())
+        .collect();
+    readers.sort_by_key(|number| holds[*number].end());
+    let mut ranks = vec![0; holds.len()];
+    for (rank, number) in (0..).zip(readers) {
+        ranks[number] = rank;
+    }
     for (number, hold) in holds.iter().enumerate() {
         // The checker knows a process as something that has one operation at a time.
         let mut add = |process, operation, [call, response]: [Duration; 2]| {
@@ -128,7 +136,11 @@ fn actions(holds: &[&Hold], exclusive: bool) -> Vec<(usize, Action<Operation>)> 
         }
         add(2 * number, Operation::Acquire(hold.token), bounds);
         let end = [hold.end(), Duration::MAX];
-        add(2 * number + 1, Operation::Release(hold.token), end);
+        let release = match hold.token {
+            Some(token) => Operation::Release(token),
+            None => Operation::Leave(ranks[number]),
+        };
+        add(2 * number + 1, release, end);
     }
     actions.sort_by_key(|(time, is_response, ..)| (*time, *is_response));
     let actions = actions.into_iter();
@@ -141,7 +153,11 @@ fn actions(holds: &[&Hold], exclusive: bool) -> Vec<(usize, Action<Operation>)> 
 #[derive(Debug, Clone, Copy)]
 enum Operation {
     Acquire(Option<u64>),
-    Release(Option<u64>),
+    Release(u64),
+    /// The release of the reader that is next in the order of their ends. Any order of these can be changed into this one,
+    /// because the register only counts readers and no release has to be over; others would take the checker time with
+    /// their number as a power.
+    Leave(u32),
     /// An acquisition of which only the token counts.
     Number(u64),
 }
@@ -151,6 +167,8 @@ struct State {
     last: u64,
     writer: Option<u64>,
     readers: u32,
+    /// How many readers have left.
+    left: u32,
 }
 
 struct Register;
@@ -164,6 +182,7 @@ impl Specification for Register {
             last: 0,
             writer: None,
             readers: 0,
+            left: 0,
         }
     }
 
@@ -178,13 +197,14 @@ impl Specification for Register {
                 next.readers += 1;
                 state.writer.is_none()
             }
-            Operation::Release(Some(token)) => {
+            Operation::Release(token) => {
                 next.writer = None;
                 state.writer == Some(token)
             }
-            Operation::Release(None) => {
+            Operation::Leave(rank) => {
                 next.readers = state.readers.saturating_sub(1);
-                state.readers > 0
+                next.left += 1;
+                state.readers > 0 && state.left == rank
             }
             Operation::Number(token) => {
                 next.last = token;
