@@ -286,7 +286,19 @@ impl LockGuard {
     ///
     /// Dropping the future ends only the wait; the lock is released all the same.
     pub async fn release(self) -> Result<Released, ReleaseError> {
-        self.give_up().released().await
+        let only = Some(self.lease()).filter(|_| self.0.others.is_empty());
+        let rest = only.and_then(|lease| lease.take_rest_here());
+        let handle = self.give_up();
+        match rest {
+            Some(rest) if !handle.lease.is_shared() => {
+                handle.lease.finish(rest).await.map(|()| Released::Freed)
+            }
+            Some(rest) => {
+                handle.lease.spawn(rest);
+                Ok(Released::Shared)
+            }
+            None => handle.released().await,
+        }
     }
 
     /// Gives up this share, and returns a handle of what it was a share of.

@@ -2,15 +2,17 @@
 //!
 //! # One lease, one task
 //!
-//! One task, the lease task, owns each lock from its first request to its last. It sends the requests to the
-//! nodes, hands out the [`LockGuard`] when a majority has granted the lock, renews the lock, and releases it.
+//! One task, the lease task, owns each lock from its first request to its last, and rests while there is nothing to do. It
+//! sends the requests to the nodes, hands out the [`LockGuard`] when a majority has granted the lock, renews the lock, and
+//! releases it.
 //! Guards hold shares of the lease. A caller that waits for a lock, or holds one, may therefore be dropped at any
 //! point: the lease task sees that its shares are gone and releases every node that may hold the key. No caller
 //! has clean-up code.
 //!
 //! # Map, from the ground up
 //!
-//! * `error`: errors, and the loss of a lock; `span`: telemetry; `registry`: the lease tasks;
+//! * `error`: errors, and the loss of a lock; `span`: telemetry; `registry`: the lease tasks; `rest`: those that
+//!   have nothing to do;
 //! * `settings`: all settings; `cluster`: the nodes of a group; `layout`: the groups, and the state that all clones of a
 //!   [`Redlock`] share;
 //! * `state`: what a lock is, and what its holders see of it; `traces`: what happened to it, for tests;
@@ -41,6 +43,7 @@ mod options;
 mod queue;
 mod redlock;
 mod registry;
+mod rest;
 mod settings;
 mod shutdown;
 mod slots;

@@ -5,18 +5,22 @@
 //! Each lease task holds a [`Ticket`] from before its first request until its last release is confirmed or given
 //! up. [`Registry::enter`] issues tickets under a mutex, and [`Registry::drain`] ends that under the same mutex
 //! before it waits. No task enters after that, and `drain` waits for all that entered before.
+//!
+//! A lock that is held may [rest](crate::lock::rest) until something is due, such as its first renewal. One task, the keeper, looks then
+//! for all locks of the registry. There is one while locks rest.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
-use crate::node::{Mutex, VoteReceiver};
+use crate::lock::rest::Rest;
+use crate::node::{Home, Mutex, VoteReceiver};
 use crate::protocol::message::Answer;
 use crate::protocol::round::ReleaseRound;
 use crate::protocol::{FencingToken, Holder, LockKeys};
@@ -27,6 +31,8 @@ pub(crate) struct Registry {
     leases: Mutex<Leases>,
     /// Notified when the last task ends.
     emptied: Notify,
+    /// Notified when the keeper must look earlier than it is about to, or is not needed any more.
+    sooner: Arc<Notify>,
     stage: watch::Sender<DrainStage>,
     /// Whether a second request of one task for a lock that is still held was logged.
     has_warned: AtomicBool,
@@ -35,7 +41,7 @@ pub(crate) struct Registry {
 #[derive(Debug, Default)]
 struct Leases {
     /// The locks of the running tasks that have handed out a guard, by the numbers of their tickets.
-    held: Vec<Option<(Arc<dyn Listed>, Instant)>>,
+    held: Vec<Option<Held>>,
     /// The numbers that no ticket has.
     unused: Vec<usize>,
     released: usize,
@@ -43,7 +49,20 @@ struct Leases {
     is_draining: bool,
     /// The releases of lease tasks that have ended, which some node has not confirmed.
     unsettled: VecDeque<UnsettledRelease>,
+    /// When the keeper looks next; `None` if there is none.
+    looks_at: Option<Instant>,
 }
+
+#[derive(Debug, Clone)]
+struct Held {
+    lock: Arc<dyn Listed>,
+    since: Instant,
+    /// When something is due for a lock that rests.
+    due: Option<Instant>,
+}
+
+/// How much earlier than it is due a lock is woken, so that locks are woken together.
+const SLACK: Duration = Duration::from_millis(20);
 
 /// A lock as the registry sees it.
 pub(crate) trait Listed: fmt::Debug + Send + Sync {
@@ -52,6 +71,12 @@ pub(crate) trait Listed: fmt::Debug + Send + Sync {
 
     /// Returns what is to be told of it, if it was granted then and has not ended.
     fn show(&self, since: Instant) -> Option<HeldLock>;
+
+    /// Takes its task, if that rests.
+    fn take_rest(&self) -> Option<Rest>;
+
+    /// Makes its task look at what is due.
+    fn wake(&self);
 }
 
 /// A release that some node had not confirmed when its lease task ended.
@@ -74,14 +99,27 @@ impl Leases {
         self.unused.len() == self.held.len()
     }
 
-    fn held(&self) -> impl Iterator<Item = &(Arc<dyn Listed>, Instant)> {
+    fn held(&self) -> impl Iterator<Item = &Held> {
         self.held.iter().flatten()
+    }
+
+    /// Returns the locks for which something is due by then, and when it is for the next one.
+    fn due(&mut self, by: Instant) -> (Vec<Arc<dyn Listed>>, Option<Instant>) {
+        let (mut due, mut next) = (Vec::new(), None::<Instant>);
+        for held in self.held.iter_mut().flatten() {
+            if held.due.take_if(|at| *at <= by).is_some() {
+                due.push(Arc::clone(&held.lock));
+            } else if let Some(at) = held.due {
+                next = Some(next.map_or(at, |next| next.min(at)));
+            }
+        }
+        (due, next)
     }
 
     /// Notes that a majority has released the keys of a ticket, if a guard of them was handed out. The lock is to be dropped
     /// without the mutex.
     #[must_use]
-    fn set_released(&mut self, id: usize) -> Option<(Arc<dyn Listed>, Instant)> {
+    fn set_released(&mut self, id: usize) -> Option<Held> {
         let released = self.held[id].take();
         self.released += usize::from(released.is_some());
         released
@@ -197,6 +235,7 @@ impl Registry {
         Arc::new(Self {
             leases: Mutex::default(),
             emptied: Notify::new(),
+            sooner: Arc::default(),
             stage: watch::Sender::new(DrainStage::Open),
             has_warned: AtomicBool::new(false),
         })
@@ -267,7 +306,7 @@ impl Registry {
         }
         Drained {
             released: leases.released,
-            held: leases.held().map(|lock| lock.0.keys().clone()).collect(),
+            held: leases.held().map(|held| held.lock.keys().clone()).collect(),
             unconfirmed,
             lagging_nodes: lagging.into_iter().collect(),
         }
@@ -276,7 +315,7 @@ impl Registry {
     /// Returns the locks that are held now, those that are held for longest first.
     pub(crate) fn held(&self) -> Vec<HeldLock> {
         let granted: Vec<_> = self.leases.lock().held().cloned().collect();
-        let held = granted.iter().filter_map(|(lock, since)| lock.show(*since));
+        let held = granted.iter().filter_map(|held| held.lock.show(held.since));
         let mut held: Vec<HeldLock> = held.collect();
         held.sort_by_key(|lock| Reverse(lock.held_for));
         held
@@ -302,6 +341,31 @@ impl Registry {
         }
     }
 
+    /// Has the lock with this ticket woken then, if it still rests.
+    pub(crate) fn wake_at(self: &Arc<Self>, id: usize, due: Instant, home: &Home) {
+        let mut leases = self.leases.lock();
+        if let Some(held) = &mut leases.held[id] {
+            held.due = Some(due);
+        }
+        let looks_at = leases.looks_at;
+        if looks_at.is_some_and(|at| at <= due) {
+            return;
+        }
+        leases.looks_at = Some(due);
+        drop(leases);
+        match looks_at {
+            Some(_) => self.sooner.notify_one(),
+            None => {
+                let keeper = Keeper {
+                    registry: Arc::downgrade(self),
+                    sooner: Arc::clone(&self.sooner),
+                    is_over: false,
+                };
+                home.spawn(keeper.keep());
+            }
+        }
+    }
+
     async fn emptied(&self) {
         loop {
             // Created before the check, so that no notification is missed.
@@ -322,11 +386,72 @@ impl Registry {
     }
 }
 
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.sooner.notify_one();
+    }
+}
+
+/// Wakes locks that rest.
+struct Keeper {
+    registry: Weak<Registry>,
+    sooner: Arc<Notify>,
+    /// Whether no lock rests any more.
+    is_over: bool,
+}
+
+impl Keeper {
+    /// Wakes each lock when something is due for it, until no lock rests.
+    async fn keep(mut self) {
+        while let Some(next) = self.wake_due() {
+            tokio::select! {
+                biased;
+                () = self.sooner.notified() => {}
+                () = sleep_until(next) => {}
+            }
+        }
+        self.is_over = true;
+    }
+
+    /// Wakes the locks for which something is due, and returns when it is for the next one.
+    fn wake_due(&self) -> Option<Instant> {
+        let registry = self.registry.upgrade()?;
+        let mut leases = registry.leases.lock();
+        let (due, next) = leases.due(Instant::now() + SLACK);
+        leases.looks_at = next;
+        drop(leases);
+        due.iter().for_each(|lock| lock.wake());
+        next
+    }
+}
+
+impl Drop for Keeper {
+    /// The runtime has ended, and with it the tasks of all locks, also of those that rest.
+    fn drop(&mut self) {
+        let Some(registry) = self.registry.upgrade().filter(|_| !self.is_over) else {
+            return;
+        };
+        let mut leases = registry.leases.lock();
+        leases.looks_at = None;
+        let held: Vec<_> = leases.held().map(|held| Arc::clone(&held.lock)).collect();
+        drop(leases);
+        held.iter().for_each(|lock| drop(lock.take_rest()));
+    }
+}
+
 impl Ticket {
+    pub(crate) fn id(&self) -> usize {
+        self.id
+    }
+
     /// Notes that a guard of this lock, which was granted then, is handed out.
     pub(crate) fn set_held(&self, lock: Arc<dyn Listed>, since: Instant) {
         let mut leases = self.registry.leases.lock();
-        leases.held[self.id] = Some((lock, since));
+        leases.held[self.id] = Some(Held {
+            lock,
+            since,
+            due: None,
+        });
     }
 
     /// Notes that a majority has released them, although the task goes on.

@@ -23,6 +23,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::lock::cluster::Cluster;
 use crate::lock::error::{ExtendError, Lost, LostReason, ReleaseError};
 use crate::lock::registry::{HeldLock, Listed, Registry};
+use crate::lock::rest::Rest;
 use crate::node::sync::Notify;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::telemetry::LockLabels;
@@ -60,6 +61,8 @@ struct LeaseState {
     released: Option<Result<(), ReleaseError>>,
     /// Whether the task is done with the lease, and takes no more commands.
     is_closed: bool,
+    /// The task, while it rests.
+    rest: Option<Rest>,
 }
 
 /// A holder's command: an input for the lease, and where the event that answers it goes.
@@ -88,6 +91,7 @@ impl LockState {
                 commands: VecDeque::new(),
                 released: None,
                 is_closed: false,
+                rest: None,
             }),
             notified: Notify::new(),
             changed: Notify::new(),
@@ -114,8 +118,29 @@ impl LockState {
     pub(crate) fn leave(&self) {
         // Release, for `is_shared`. The wake-up comes last: a task that wakes must find the share gone.
         if self.shares.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.notified.notify_one();
+            self.wake();
         }
+    }
+
+    /// Ends the rest of the task.
+    pub(crate) fn spawn(&self, rest: Rest) {
+        rest.spawn(&self.spec.cluster.home);
+    }
+
+    /// Takes the task if it rests and this runtime may poll it.
+    pub(crate) fn take_rest_here(&self) -> Option<Rest> {
+        let is_elsewhere = self.spec.cluster.home.is_elsewhere();
+        (!is_elsewhere).then(|| self.take_rest())?
+    }
+
+    /// Polls the task, which rested until the last share was gone, up to the outcome of the release.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point; the release goes on.
+    pub(crate) async fn finish(&self, rest: Rest) -> Result<(), ReleaseError> {
+        let outcome = || self.state.lock().outcome();
+        rest.run(&self.spec.cluster.home, outcome).await
     }
 
     /// Returns whether the lock has a holder.
@@ -289,7 +314,7 @@ impl LockState {
         }
         state.commands.push_back(Box::new(command));
         drop(state);
-        self.notified.notify_one();
+        self.wake();
         true
     }
 }
@@ -312,7 +337,7 @@ impl LockState {
         if self.lose(LostReason::Revoked).is_none() {
             report_loss(LostReason::Revoked);
             // The task gives its permit back.
-            self.notified.notify_one();
+            self.wake();
         }
     }
 }
@@ -334,6 +359,17 @@ impl Listed for LockState {
             resource: spec.labels.resource,
             holder: self.holder.clone(),
         })
+    }
+
+    fn take_rest(&self) -> Option<Rest> {
+        self.state.lock().rest.take()
+    }
+
+    fn wake(&self) {
+        match self.take_rest() {
+            Some(rest) => self.spawn(rest),
+            None => self.notified.notify_one(),
+        }
     }
 }
 
@@ -371,6 +407,15 @@ impl LockState {
         drop(state);
         // Release, with the acquire of those who look for holders. Until now, the task alone had the lock.
         self.shares.store(1, Ordering::Release);
+    }
+
+    /// Leaves the task at rest. Returns it if it has something to do already.
+    pub(crate) fn set_rest(&self, rest: Rest) -> Option<Rest> {
+        let mut state = self.state.lock();
+        if state.lost.is_some() {
+            return Some(rest);
+        }
+        state.rest.replace(rest)
     }
 
     pub(crate) fn set_token(&self, token: FencingToken) {

@@ -19,6 +19,9 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{Redlock, RedlockLayer, Rejection, ReleaseAt, RunToCompletion, key};
 
+/// After a third of the ttl, nothing is due for any lock, and what wakes them ends.
+const WAKER_ENDS: Duration = secs(4);
+
 fn post(target: &str) -> Request<()> {
     Request::post(target).body(()).unwrap()
 }
@@ -171,7 +174,7 @@ async fn requests_dropped_at_10000_instants_leave_no_lock_and_no_task() {
     assert!(done > REQUESTS / 10 && done < REQUESTS, "{done} were done");
     let drained = redlock.drain(secs(1)).await;
     assert_eq!((drained.held, drained.unconfirmed), (vec![], vec![]));
-    sleep(ms(10)).await;
+    sleep(WAKER_ENDS).await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
     // The slow nodes have a task each, and so has the home.
     assert_eq!(Handle::current().metrics().num_alive_tasks(), 4);
@@ -202,6 +205,7 @@ async fn run_to_completion_handlers_of_1000_dropped_requests_all_end() {
     }
     let drained = redlock.drain(secs(1)).await;
     assert_eq!((drained.held, drained.unconfirmed), (vec![], vec![]));
+    sleep(WAKER_ENDS).await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
     // That of the home.
     assert_eq!(Handle::current().metrics().num_alive_tasks(), 1);

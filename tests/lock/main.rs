@@ -19,6 +19,7 @@ mod lock_all;
 mod longest_waits;
 mod moving;
 mod renewal;
+mod rest;
 mod serve_until;
 mod settings;
 mod shared;

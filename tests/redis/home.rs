@@ -251,8 +251,8 @@ fn one_runtime_for_each_call_leaks_nothing() {
     let call = || {
         let runtime = one_thread();
         runtime.block_on(lock_and_release(redlock, "k"));
-        // The home, and the lane.
-        assert!(runtime.metrics().num_alive_tasks() <= 2);
+        // The home, the lane, and what wakes locks that rest.
+        assert!(runtime.metrics().num_alive_tasks() <= 3);
     };
     (0..200).for_each(|_| call());
     let before = memory();

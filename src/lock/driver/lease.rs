@@ -388,6 +388,11 @@ impl Driver {
         }
     }
 
+    /// Returns when something is due for a lock that is held, if its holders do nothing before.
+    pub(super) fn due(&self) -> Instant {
+        self.instant(self.lease.poll_timeout().unwrap_or_default())
+    }
+
     pub(super) fn instant(&self, at: Duration) -> Instant {
         self.origin + at
     }

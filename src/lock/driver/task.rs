@@ -4,9 +4,10 @@
 //!
 //! The task of a lock may outlive its caller, so it must be a spawned task in the end. A task that is spawned at once
 //! would make each lock wait for the scheduler twice: to start the task, and to wake the caller. Instead, the caller
-//! polls the attempts *inline*. The rest is spawned in the home of the lock service as soon as one of these happens:
+//! polls the attempts *inline*. A lock that is granted then [rests](crate::lock::rest), because most are released
+//! before they need to be renewed. The rest is spawned in the home of the lock service as soon as one of these happens:
 //!
-//! * The lock is granted.
+//! * Something is due for a lock that rests, or its holders ask for something. Who waits for its release polls that inline.
 //! * The next step is to wait for other holders. The task then has a deadline to keep, and callers wait behind it in the
 //!   queue, whether its own caller polls or not.
 //! * The task is begun by a caller elsewhere, whose runtime may rest or end before the home does.
@@ -36,6 +37,7 @@ use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::queue::{Permit, Wait};
 use crate::lock::registry::Ticket;
+use crate::lock::rest::Rest;
 use crate::lock::slots::{SlotTable, slot_at_random};
 use crate::lock::span::HeldSpan;
 use crate::lock::state::{LockSpec, LockState};
@@ -113,7 +115,7 @@ impl LockTask {
         let is_here = cluster.home.is(&Handle::current());
         if is_here && let Some(outcome) = self.decide_inline().await {
             if outcome.is_ok() {
-                self.spawn(&cluster, None);
+                self.rest(&cluster);
             }
             return outcome;
         }
@@ -142,6 +144,22 @@ impl LockTask {
             polled.unwrap_or_else(panicked)
         })
         .await
+    }
+
+    /// Leaves a lock that is granted at rest.
+    fn rest(self: Box<Self>, cluster: &Cluster) {
+        let (Some(driver), Some(ticket)) = (&self.driver, &self.ticket) else {
+            return;
+        };
+        let (state, id, due) = (Arc::clone(&driver.state), ticket.id(), driver.due());
+        let rest = match self.span.clone() {
+            None => Rest::new(self.run(None)),
+            Some(span) => Rest::new(self.run(None).instrument(span)),
+        };
+        match state.set_rest(rest) {
+            Some(rest) => state.spawn(rest),
+            None => state.spec.registry.wake_at(id, due, &cluster.home),
+        }
     }
 
     /// Goes on in the home, with a caller that waits for the outcome if there is none yet.

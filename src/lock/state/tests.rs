@@ -26,3 +26,14 @@ pub(crate) fn granted(key: &str) -> (Arc<LockState>, LockGuard) {
     let guard = LockGuard::new(&state);
     (state, guard)
 }
+
+/// Otherwise nothing would give its permit back before something is due.
+#[test]
+fn task_of_a_lock_that_was_revoked_meanwhile_does_not_rest() {
+    let rest = || Rest::new(async {});
+    let (held, _guard) = granted("k");
+    assert!(held.set_rest(rest()).is_none());
+    assert!(held.take_rest().is_some());
+    held.revoke();
+    assert!(held.set_rest(rest()).is_some());
+}

@@ -1,0 +1,62 @@
+//! Rest: a lock that is held, and for which nothing is to be done.
+//!
+//! # Implementation details
+//!
+//! Most locks are released before they need to be renewed. Their tasks would be spawned, wait, and end. Instead, the task of
+//! a lock that was just granted is left with what its holders share, and spawned by the first who needs it: a holder with
+//! a command, the drop of the last share, a revocation, or the [registry](crate::lock::registry) when something is due.
+//! Who waits for the release polls the task itself.
+
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::Poll;
+
+use crate::node::Home;
+
+/// The task of a lock at rest.
+pub(crate) struct Rest(Pin<Box<dyn Future<Output = ()> + Send + Sync>>);
+
+opaque_debug! { Rest(..) }
+
+impl Rest {
+    pub(crate) fn new(task: impl Future<Output = ()> + Send + Sync + 'static) -> Self {
+        Self(Box::pin(task))
+    }
+
+    /// Ends the rest.
+    pub(crate) fn spawn(self, home: &Home) {
+        home.spawn(self.0);
+    }
+
+    /// Polls the task until there is an outcome. What is left of it then is spawned.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point; the task goes on.
+    pub(crate) async fn run<T>(self, home: &Home, outcome: impl Fn() -> Option<T>) -> T {
+        let mut left = Left(home, Some(self));
+        poll_fn(|context| {
+            if let Some(Self(task)) = &mut left.1 {
+                // As the runtime catches a panic of a task, whose drop ends the lock.
+                let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
+                if !matches!(polled, Ok(Poll::Pending)) {
+                    left.1 = None;
+                }
+            }
+            outcome().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+}
+
+/// Spawns what is left of a task.
+struct Left<'a>(&'a Home, Option<Rest>);
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        if let Some(rest) = self.1.take() {
+            rest.spawn(self.0);
+        }
+    }
+}
