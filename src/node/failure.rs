@@ -95,6 +95,11 @@ impl NodeFailure {
         Self::Refused { node, why }
     }
 
+    /// Returns whether the node answered, with an error.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused { .. })
+    }
+
     /// Returns whether the request certainly never left this process, so that nothing has to be undone.
     pub(crate) fn never_sent(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Quarantined { .. })

@@ -192,11 +192,13 @@ impl Permit {
     ///
     /// A set of keys keeps no permit while it waits for another one, so that no caller waits for a key that is free. A
     /// set that was too late for [`ROUNDS`] rounds keeps its permits from then on, so that it cannot starve. It takes
-    /// them in ascending order, so two sets cannot wait for each other.
+    /// them in ascending order, so sets cannot wait for each other. One that lost a permit meanwhile, because it did not
+    /// seem to react, keeps none of a later key.
     pub(crate) fn next_busy(&self, rounds: &mut u32) -> Option<usize> {
         let busy = self.try_acquire_rest()?;
         *rounds += 1;
-        if *rounds <= ROUNDS {
+        let mut later = self.places.iter().skip(busy);
+        if *rounds <= ROUNDS || later.any(|place| place.has(self.caller)) {
             self.give_back();
         }
         Some(if *rounds == ROUNDS { 0 } else { busy })

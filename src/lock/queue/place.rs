@@ -25,7 +25,7 @@ use crate::lock::slots::slot_at_random;
 use crate::lock::state::LockState;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::sync::{Notify, Semaphore};
-use crate::node::{Mutex, ReleaseSignal, ReleaseWatch, Subscription};
+use crate::node::{Mutex, NodeFailure, ReleaseSignal, ReleaseWatch, Subscription};
 use crate::protocol::lease::{Access, Decided, OnceSpec};
 use crate::protocol::{Holder, LockKey, LockKeys};
 
@@ -266,7 +266,7 @@ impl Place {
     }
 
     /// Returns the error of the last caller that went without a lock since `failures` of them, and how many have since, if
-    /// it had asked for the same, or for a part of it.
+    /// it had asked for the same, or for a part of it, or if the nodes did not answer.
     pub(crate) fn failed_since(
         &self,
         failures: u64,
@@ -279,6 +279,11 @@ impl Place {
             return None;
         };
         let since = number - failures;
+        // Nodes that do not answer are silent for all requests. One that refuses may have its reason in this request.
+        let is_outage = match &failed.error {
+            LockError::Unavailable { nodes, .. } => !nodes.iter().any(NodeFailure::is_refusal),
+            _ => false,
+        };
         let mut parts = failed.keys.as_slice().iter();
         // An execution refuses another request with its key for another reason.
         let is_same_request =
@@ -287,7 +292,7 @@ impl Place {
             && failed.once.is_some() == once.is_some()
             && is_same_request
             && parts.all(|key| keys.as_slice().contains(key));
-        (since > 0 && is_same).then(|| (since, failed.error.clone()))
+        (since > 0 && (is_outage || is_same)).then(|| (since, failed.error.clone()))
     }
 
     pub(super) fn is_held_by(&self, task: Option<task::Id>) -> bool {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::lock::state::tests::granted;
+use crate::node::NodeFailure;
 use crate::protocol::Namespace;
 
 #[cfg(shuttle)]
@@ -178,6 +179,40 @@ async fn failure_is_that_of_callers_that_want_the_same_and_hear_of_it_in_time() 
         let late = told(place.failures(), &both, Access::Exclusive);
         assert_eq!(late, None, "{case:?}");
     }
+    // Nodes that do not answer are silent for all.
+    let node: Arc<str> = "n".into();
+    let refused = NodeFailure::refused(&node, "no");
+    let silent = NodeFailure::Unanswered { node };
+    for (nodes, is_told) in [(vec![silent.clone()], true), (vec![silent, refused], false)] {
+        let error = LockError::without_quorum(2, Vec::new(), nodes);
+        let before = place.failures();
+        permit.set_failed(None, &error);
+        let told = place.failed_since(before, &one, Access::Shared, Some(mine));
+        assert_eq!(told, is_told.then_some((1, error)));
+    }
+}
+
+/// Otherwise sets would wait for each other in a circle, while no caller holds their keys.
+#[tokio::test]
+async fn set_that_lost_an_earlier_key_keeps_no_later_one_while_it_waits() {
+    let queue = Arc::new(LocalQueue::default());
+    let [x, y] = ["x", "y"].map(|name| keys(&[name]));
+    let held = acquire(&queue, &y).await;
+    let set = queue.enter(&keys(&["x", "y"]), Access::Exclusive);
+    // It was too late so often that it keeps its keys.
+    let mut rounds = ROUNDS;
+    assert_eq!(set.next_busy(&mut rounds), Some(1));
+    assert!(set.place(0).remove_idle(Duration::ZERO, true));
+    let earlier = acquire(&queue, &x).await;
+    drop(held);
+    // What it waited for.
+    let later = set.place(1);
+    set.admit(later, later.permits.try_acquire_many(PERMITS).ok());
+    assert!(later.has(set.caller));
+    assert_eq!(set.next_busy(&mut rounds), Some(0));
+    assert!(queue.try_acquire(&y, Access::Exclusive).is_ok());
+    drop(earlier);
+    assert_eq!(set.next_busy(&mut rounds), None);
 }
 
 #[tokio::test]
