@@ -34,139 +34,59 @@
 //!
 //! The chapters are the files of the folder `docs` of the repository, and can be read there too. The last two are
 //! `CHANGELOG.md` and `SECURITY.md` in the root of the repository.
-#![cfg_attr(
-    not(all(
-        feature = "axum",
-        feature = "redis",
-        feature = "idempotency",
-        feature = "client"
-    )),
-    allow(
-        rustdoc::broken_intra_doc_links,
-        reason = "the chapters also name items of features that are off"
-    )
-)]
 
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/choosing_keys.md")]
-pub mod choosing_keys {}
+/// Makes a module of each chapter, whose links are those of the list. Its pictures come first: one has the name of its
+/// chapter, too.
+macro_rules! chapters {
+    ($($(#[$attribute:meta])* $chapter:ident = $path:literal;)+) => {$(
+        $(#[$attribute])*
+        #[doc = include_str!("guide/links.md")]
+        #[doc = include_str!($path)]
+        pub mod $chapter {}
+    )+};
+}
 
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("guide/images/playground_fencing.md")]
-#[doc = include_str!("../docs/what_is_this_lock_for.md")]
-pub mod what_is_this_lock_for {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/waiting_and_losing.md")]
-pub mod waiting_and_losing {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/kinds_of_locks.md")]
-pub mod kinds_of_locks {}
-
-#[cfg(feature = "idempotency")]
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/idempotency.md")]
-pub mod idempotency {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/clients.md")]
-pub mod clients {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/operating_the_nodes.md")]
-pub mod operating_the_nodes {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/managed_servers.md")]
-pub mod managed_servers {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/scaling_out.md")]
-pub mod scaling_out {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/observability.md")]
-pub mod observability {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/testing_your_handlers.md")]
-pub mod testing_your_handlers {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("guide/images/lock_life.md")]
-#[doc = include_str!("guide/images/split_votes.md")]
-#[doc = include_str!("guide/images/tokens.md")]
-#[doc = include_str!("guide/images/quarantine.md")]
-#[doc = include_str!("../docs/how_it_works.md")]
-pub mod how_it_works {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/proofs.md")]
-pub mod proofs {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/comparison.md")]
-pub mod comparison {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/migrating.md")]
-pub mod migrating {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/troubleshooting.md")]
-pub mod troubleshooting {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/getting_started.md")]
-pub mod getting_started {}
+chapters! {
+    choosing_keys = "../docs/choosing_keys.md";
+    #[doc = include_str!("guide/images/playground_fencing.md")]
+    what_is_this_lock_for = "../docs/what_is_this_lock_for.md";
+    waiting_and_losing = "../docs/waiting_and_losing.md";
+    kinds_of_locks = "../docs/kinds_of_locks.md";
+    #[cfg(feature = "idempotency")]
+    idempotency = "../docs/idempotency.md";
+    clients = "../docs/clients.md";
+    operating_the_nodes = "../docs/operating_the_nodes.md";
+    managed_servers = "../docs/managed_servers.md";
+    scaling_out = "../docs/scaling_out.md";
+    observability = "../docs/observability.md";
+    testing_your_handlers = "../docs/testing_your_handlers.md";
+    #[doc = include_str!("guide/images/lock_life.md")]
+    #[doc = include_str!("guide/images/split_votes.md")]
+    #[doc = include_str!("guide/images/tokens.md")]
+    #[doc = include_str!("guide/images/quarantine.md")]
+    how_it_works = "../docs/how_it_works.md";
+    proofs = "../docs/proofs.md";
+    comparison = "../docs/comparison.md";
+    migrating = "../docs/migrating.md";
+    troubleshooting = "../docs/troubleshooting.md";
+    getting_started = "../docs/getting_started.md";
+    settings = "../docs/settings.md";
+    #[doc = include_str!("guide/images/speed.md")]
+    speed = "../docs/speed.md";
+    changelog = "../CHANGELOG.md";
+    security = "../SECURITY.md";
+}
 
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/recipes.md")]
 pub mod recipes {
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/one_withdrawal_at_a_time.md")]
-    pub mod one_withdrawal_at_a_time {}
-
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/nightly_job_once.md")]
-    pub mod nightly_job_once {}
-
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/webhook_delivered_twice.md")]
-    pub mod webhook_delivered_twice {}
-
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/limit_per_tenant.md")]
-    pub mod limit_per_tenant {}
-
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/who_blocks_me.md")]
-    pub mod who_blocks_me {}
-
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/websocket_editor.md")]
-    pub mod websocket_editor {}
-
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/fenced_writes_in_postgres.md")]
-    pub mod fenced_writes_in_postgres {}
+    chapters! {
+        one_withdrawal_at_a_time = "../docs/recipes/one_withdrawal_at_a_time.md";
+        nightly_job_once = "../docs/recipes/nightly_job_once.md";
+        webhook_delivered_twice = "../docs/recipes/webhook_delivered_twice.md";
+        limit_per_tenant = "../docs/recipes/limit_per_tenant.md";
+        who_blocks_me = "../docs/recipes/who_blocks_me.md";
+        websocket_editor = "../docs/recipes/websocket_editor.md";
+        fenced_writes_in_postgres = "../docs/recipes/fenced_writes_in_postgres.md";
+    }
 }
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/settings.md")]
-pub mod settings {}
-
-// The picture first: its name is that of the chapter, too.
-#[doc = include_str!("guide/images/speed.md")]
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/speed.md")]
-pub mod speed {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../CHANGELOG.md")]
-pub mod changelog {}
-
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../SECURITY.md")]
-pub mod security {}

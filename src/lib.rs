@@ -18,7 +18,7 @@
     allow(
         rustdoc::broken_intra_doc_links,
         rustdoc::private_intra_doc_links,
-        reason = "the list of links of the guide also names items of features that are off"
+        reason = "the guide and its list of links also name items of features that are off"
     )
 )]
 
@@ -117,22 +117,13 @@ pub use protocol::{
 ///
 /// | part of a request | extractor |
 /// |---|---|
-#[cfg_attr(
-    feature = "axum",
-    doc = "| path parameter, of a route of axum | [`path`](key::path), [`typed_path`](key::typed_path) |\n| matched route, of axum | [`matched_path`](key::matched_path) |"
-)]
+/// | path parameter, of a route of axum | [`path`](key::path), [`typed_path`](key::typed_path) |
+/// | matched route, of axum | [`matched_path`](key::matched_path) |
 /// | header, cookie | [`header`](key::header), [`cookie`](key::cookie) |
 /// | query string | [`query`](key::query) |
 /// | host, method | [`host`](key::host), [`method`](key::method) |
 /// | value that another layer has put into the extensions | [`extension`](key::extension), [`optional_extension`](key::optional_extension) |
-#[cfg_attr(
-    feature = "json",
-    doc = "| body, behind a [`BufferBodyLayer`] | [`form_field`](key::form_field), [`json_pointer`](key::json_pointer) |"
-)]
-#[cfg_attr(
-    not(feature = "json"),
-    doc = "| body, behind a [`BufferBodyLayer`] | [`form_field`](key::form_field) |"
-)]
+/// | body, behind a [`BufferBodyLayer`] | [`form_field`](key::form_field); with the feature `json`, [`json_pointer`](key::json_pointer) |
 /// | anything in the head | a closure, [`from_fn`](key::from_fn) |
 /// | nothing: the same for all requests | a `&'static str`, [`literal`](key::literal) |
 /// | two resources at once | [`each`](key::each) |
