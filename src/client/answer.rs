@@ -13,6 +13,7 @@ use http_body::Body;
 use httpdate::parse_http_date;
 use serde_json::Value;
 
+use crate::middleware::response::media_type;
 use crate::middleware::{ReadBody, RequestKind};
 use crate::node::wall_clock;
 
@@ -46,7 +47,7 @@ where
         // Without an invitation, such as `lock-lost`, there may have been an effect.
         StatusCode::SERVICE_UNAVAILABLE if is_invited => Verdict::Refused,
         StatusCode::CONFLICT => {
-            let is_problem = is_problem(headers);
+            let is_problem = media_type(headers).eq_ignore_ascii_case(PROBLEM);
             // Whatever it is, it may be kept while the request is sent again, and must not keep its connection.
             if is_invited || is_problem {
                 let body = response.body_mut();
@@ -143,14 +144,6 @@ impl<B: Body<Data = Bytes> + Unpin> ReadBody<B> {
         }
         Poll::Ready(())
     }
-}
-
-fn is_problem(headers: &HeaderMap) -> bool {
-    let content_type = headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok());
-    let essence = content_type.and_then(|value| value.split(';').next());
-    essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case(PROBLEM))
 }
 
 /// Returns the `code` of a problem (RFC 9457) that was read to its end.

@@ -144,20 +144,14 @@ impl Refusals {
     /// in the set-up, once for each route.
     pub(crate) fn refuse_request(&self, rejection: Rejection, of: &Parts) -> Response<Full<Bytes>> {
         CallToken::refuse_request(&of.extensions);
-        self.log_mistake(&rejection, route_of(of).as_deref());
-        self.response_to(rejection, RequestKind::of(of))
+        self.log_mistake(&rejection, route_of(of));
+        rejection.respond(&*self.response, RequestKind::of(of))
     }
 
     /// Does the same for a request whose head is gone.
     pub(crate) fn refuse(&self, rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
         self.log_mistake(&rejection, None);
-        self.response_to(rejection, to)
-    }
-
-    fn response_to(&self, rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
-        let mut response = self.response.response(&rejection, &to);
-        response.extensions_mut().insert(rejection);
-        response
+        rejection.respond(&*self.response, to)
     }
 
     /// Logs a refusal because of a mistake in the set-up, or of a key that another set-up would accept.
@@ -209,6 +203,17 @@ impl Rejection {
             RequestKind::Grpc => grpc_status(self),
         }
     }
+
+    /// Builds the response for a refusal, with the refusal in its extensions.
+    pub(crate) fn respond(
+        self,
+        by: &dyn RejectionResponse,
+        to: RequestKind,
+    ) -> Response<Full<Bytes>> {
+        let mut response = by.response(&self, &to);
+        response.extensions_mut().insert(self);
+        response
+    }
 }
 
 opaque_debug! { Refusals }
@@ -217,17 +222,24 @@ impl RequestKind {
     /// Returns the kind of a request, by its content type.
     #[must_use]
     pub fn of(parts: &Parts) -> Self {
-        let content_type = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-        // Media types are case-insensitive (RFC 9110, section 8.3.1).
-        match content_type.and_then(|value| value.split_at_checked(GRPC.len())) {
-            Some((essence, [] | [b'+' | b';' | b' ' | b'\t', ..]))
-                if essence.eq_ignore_ascii_case(GRPC) =>
-            {
-                Self::Grpc
-            }
-            _ => Self::Http,
+        // With the encoding of its messages, such as `+proto`.
+        let kind = media_type(&parts.headers).split('+').next();
+        match kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/grpc")) {
+            true => Self::Grpc,
+            false => Self::Http,
         }
     }
+}
+
+/// Returns the media type of a body without its parameters; empty if there is none. Media types are case-insensitive
+/// (RFC 9110, section 8.3.1).
+pub(crate) fn media_type(headers: &HeaderMap) -> &str {
+    let value = headers
+        .get(CONTENT_TYPE)
+        .map_or(&[][..], HeaderValue::as_bytes);
+    let essence = value.split(|byte| *byte == b';').next();
+    let text = str::from_utf8(essence.unwrap_or_default());
+    text.unwrap_or_default().trim_ascii()
 }
 
 /// Builds `application/problem+json` (RFC 9457) with a stable `code` member.
@@ -320,8 +332,6 @@ struct RetryInfo {
     #[prost(message, optional, tag = "1")]
     retry_delay: Option<prost_types::Duration>,
 }
-
-const GRPC: &[u8] = b"application/grpc";
 
 #[cfg(test)]
 mod tests {

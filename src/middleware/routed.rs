@@ -44,9 +44,9 @@ fn is_in_nested_service(parts: &Parts) -> bool {
 
 /// Returns the route that an axum router has matched, for the log.
 #[cfg(feature = "axum")]
-pub(crate) fn route_of(parts: &Parts) -> Option<std::sync::Arc<str>> {
+pub(crate) fn route_of(parts: &Parts) -> Option<&str> {
     let matched = parts.extensions.get::<axum::extract::MatchedPath>()?;
-    Some(matched.as_str().into())
+    Some(matched.as_str())
 }
 
 /// Returns how many segments of the path nested routers have taken off.
@@ -63,7 +63,7 @@ pub(crate) fn nested_segments(_: &Parts) -> usize {
 }
 
 #[cfg(not(feature = "axum"))]
-pub(crate) fn route_of(_: &Parts) -> Option<std::sync::Arc<str>> {
+pub(crate) fn route_of(_: &Parts) -> Option<&str> {
     None
 }
 

@@ -35,11 +35,7 @@ pub(super) fn are_alike(other: &[u8], name: &HeaderName) -> bool {
 
 /// Removes options from a header that lists options. A value without such options is not changed.
 fn clear_options(headers: &mut HeaderMap, list: &HeaderName, is_ours: impl Fn(&[u8]) -> bool) {
-    let options = |value: &HeaderValue| -> Vec<Vec<u8>> {
-        let options = value.as_bytes().split(|byte| *byte == b',');
-        options.map(|option| option.trim_ascii().to_vec()).collect()
-    };
-    let is_named = |value: &HeaderValue| options(value).iter().any(|option| is_ours(option));
+    let is_named = |value: &HeaderValue| options(value).any(&is_ours);
     let values = headers.get_all(list);
     if !values.iter().any(is_named) {
         return;
@@ -48,8 +44,8 @@ fn clear_options(headers: &mut HeaderMap, list: &HeaderName, is_ours: impl Fn(&[
         if !is_named(value) {
             return Some(value.clone());
         }
-        let mut rest = options(value);
-        rest.retain(|option| !option.is_empty() && !is_ours(option));
+        let rest = options(value).filter(|option| !option.is_empty() && !is_ours(option));
+        let rest: Vec<&[u8]> = rest.collect();
         // Pieces of a header value are a header value.
         HeaderValue::from_bytes(&rest.join(&b", "[..])).ok()
     });
@@ -58,6 +54,11 @@ fn clear_options(headers: &mut HeaderMap, list: &HeaderName, is_ours: impl Fn(&[
     for value in kept {
         headers.append(list, value);
     }
+}
+
+fn options(list: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    let options = list.as_bytes().split(|byte| *byte == b',');
+    options.map(<[u8]>::trim_ascii)
 }
 
 /// Non-standard, but some clients send it and some proxies obey it.

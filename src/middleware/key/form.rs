@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 
 use http::Method;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use percent_encoding::percent_decode;
 
 use crate::middleware::buffered::BufferedBody;
 use crate::middleware::key::extractor::{Described, KeyExtractor, named};
+use crate::middleware::response::media_type;
 use crate::protocol::{KeyError, LockKeys};
 
 /// Takes the key from the query parameter `name`, decoded as a form field: `%41` and `A` are the
@@ -83,7 +84,8 @@ pub fn form_field(name: &'static str) -> impl KeyExtractor + Clone {
             return form_value(query, name, "form field");
         }
         let body = buffered(parts, "key::form_field")?;
-        if content_type(parts) != "application/x-www-form-urlencoded" {
+        let media_type = media_type(&parts.headers);
+        if !media_type.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
             return Err(KeyError::malformed(
                 "the body is not application/x-www-form-urlencoded",
             ));
@@ -128,8 +130,8 @@ pub fn json_pointer(pointer: &'static str) -> impl KeyExtractor + Clone {
     );
     Described::part(format!("JSON pointer `{pointer}`"), move |parts| {
         let body = buffered(parts, "key::json_pointer")?;
-        let content_type = content_type(parts);
-        let subtype = content_type.strip_prefix("application/").unwrap_or("");
+        let media_type = media_type(&parts.headers).to_ascii_lowercase();
+        let subtype = media_type.strip_prefix("application/").unwrap_or("");
         if subtype != "json" && !subtype.ends_with("+json") {
             return Err(KeyError::malformed("the body is not application/json"));
         }
@@ -164,18 +166,11 @@ fn buffered<'a>(parts: &'a Parts, extractor: &str) -> Result<&'a BufferedBody, K
     Ok(body)
 }
 
-/// Returns the content type without its parameters, in lower case.
-fn content_type(parts: &Parts) -> String {
-    let value = parts.headers.get(CONTENT_TYPE);
-    let text = value.map_or("", |value| value.to_str().unwrap_or_default());
-    let essence = text.split(';').next().unwrap_or_default();
-    essence.trim().to_ascii_lowercase()
-}
-
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
     use http::Request;
+    use http::header::CONTENT_TYPE;
 
     use super::*;
     use crate::protocol::LockKey;
