@@ -104,8 +104,5 @@ fn without_lock(parts: &Parts) -> ExtractorRejection {
 
 fn no_lock(parts: &Parts, reason: &str) -> ExtractorRejection {
     let mistake = "redlock handler extracts the lock of a request without one";
-    ExtractorRejection::misplaced(parts, mistake, |route| match route {
-        Some(route) => format!("the handler of `{route}` has no lock: {reason}"),
-        None => format!("the handler has no lock: {reason}"),
-    })
+    ExtractorRejection::misplaced(parts, mistake, &format!("lock: {reason}"))
 }

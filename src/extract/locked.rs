@@ -3,11 +3,10 @@
 //! # Implementation details
 //!
 //! The extractor shares the locks of the request through [`LockHandles`], like a layer. It copies the
-//! [`CallToken`] of the request before it waits, because the request may be consumed when the refusal becomes a
+//! `CallToken` of the request before it waits, because the request may be consumed when the refusal becomes a
 //! response. That response takes the call back: a handler that returns it has had no effect.
 
 use std::any::type_name;
-use std::sync::Arc;
 
 use axum::extract::{
     Extension, FromRef, FromRequest, FromRequestParts, OptionalFromRequest,
@@ -17,9 +16,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Form, Json};
 use http::request::Parts;
 
-use crate::extract::rejection::{ExtractorRejection, RefusalFormat, into_rejection};
+use crate::extract::rejection::{ExtractorRejection, RequestContext, into_rejection};
 use crate::lock::{LockGuard, LockOptions, Redlock};
-use crate::middleware::{CallToken, LockHandles, OnLost};
+use crate::middleware::{LockHandles, OnLost};
 use crate::node::telemetry::UNNAMED;
 use crate::protocol::LockKeys;
 
@@ -217,8 +216,7 @@ delegate! { Path Query Extension State Json Form }
 /// request.
 struct RequestLocks {
     redlock: Redlock,
-    format: RefusalFormat,
-    token: Option<Arc<CallToken>>,
+    request: RequestContext,
     handles: LockHandles,
 }
 
@@ -226,8 +224,7 @@ impl RequestLocks {
     fn from_parts(parts: &mut Parts, redlock: Redlock) -> (&mut Parts, Self) {
         let locks = Self {
             redlock,
-            format: RefusalFormat::from_parts(parts),
-            token: CallToken::from_extensions(&parts.extensions),
+            request: RequestContext::new(parts),
             handles: LockHandles::from_extensions(&mut parts.extensions),
         };
         (parts, locks)
@@ -251,15 +248,18 @@ impl RequestLocks {
             Ok(guard) => {
                 // The loss of the lock does not stop the handler.
                 self.handles.add(&guard.handle(), OnLost::Notify);
-                if let Some(token) = &self.token {
+                if let Some(token) = &self.request.token {
                     token.accept();
                 }
                 Ok(Locked(guard, resource))
             }
             Err(error) => {
                 let rejection = into_rejection(&error, &options, Some(type_name::<T>()));
-                let refused = ExtractorRejection::of_lock(rejection, self.format, self.token);
-                Err(LockedRejection::Lock(refused))
+                Err(LockedRejection::Lock(ExtractorRejection {
+                    rejection,
+                    request: self.request,
+                    mistake: None,
+                }))
             }
         }
     }
@@ -277,12 +277,14 @@ impl RequestLocks {
 }
 
 /// Rejection of [`Locked`]: the resource could not be extracted, or not be locked.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockedRejection<R> {
     /// The rejection of the inner extractor.
+    #[error(transparent)]
     Inner(R),
     /// The lock was refused.
+    #[error(transparent)]
     Lock(ExtractorRejection),
 }
 
@@ -291,25 +293,6 @@ impl<R: IntoResponse> IntoResponse for LockedRejection<R> {
         match self {
             Self::Inner(rejection) => rejection.into_response(),
             Self::Lock(refused) => refused.into_response(),
-        }
-    }
-}
-
-impl<R: std::fmt::Display> std::fmt::Display for LockedRejection<R> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Inner(rejection) => rejection.fmt(f),
-            Self::Lock(refused) => refused.fmt(f),
-        }
-    }
-}
-
-/// With the source of the inner rejection, whose message it shows.
-impl<R: std::error::Error + 'static> std::error::Error for LockedRejection<R> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Inner(rejection) => rejection.source(),
-            Self::Lock(_) => None,
         }
     }
 }

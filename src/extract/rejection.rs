@@ -12,32 +12,25 @@ use crate::middleware::{
 };
 use crate::protocol::KeyError;
 
-/// How the refusal of an extractor looks. Read from the request, which may be consumed before the refusal becomes a
-/// response.
+/// What the refusal of an extractor needs of the request, which may be consumed before the refusal becomes a response.
 #[derive(Clone)]
-pub(super) struct RefusalFormat {
-    to: RequestKind,
+pub(super) struct RequestContext {
+    kind: RequestKind,
+    /// How refusals look, if not as those of a layer.
     custom: Option<Arc<dyn RejectionResponse>>,
+    /// Tells an idempotency layer outside whether the handler was called.
+    pub(super) token: Option<Arc<CallToken>>,
 }
 
-opaque_debug! { RefusalFormat }
+opaque_debug! { RequestContext }
 
-impl RefusalFormat {
-    pub(super) fn from_parts(parts: &Parts) -> Self {
+impl RequestContext {
+    pub(super) fn new(parts: &Parts) -> Self {
         Self {
-            to: RequestKind::of(parts),
+            kind: RequestKind::of(parts),
             custom: parts.extensions.get().cloned(),
+            token: CallToken::from_extensions(&parts.extensions),
         }
-    }
-
-    /// Builds the response for a refusal, with the refusal in its extensions.
-    pub(super) fn refuse(&self, rejection: Rejection) -> Response {
-        let mut response = match &self.custom {
-            Some(custom) => custom.response(&rejection, &self.to),
-            None => rejection.default_response(&self.to),
-        };
-        response.extensions_mut().insert(rejection);
-        response.into_response()
     }
 }
 
@@ -48,41 +41,23 @@ impl RefusalFormat {
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{rejection}")]
 pub struct ExtractorRejection {
-    rejection: Rejection,
-    format: RefusalFormat,
-    /// Tells an idempotency layer outside that the handler was not called.
-    token: Option<Arc<CallToken>>,
+    pub(super) rejection: Rejection,
+    pub(super) request: RequestContext,
     /// What the log says of an extractor without its layer.
-    mistake: Option<&'static str>,
+    pub(super) mistake: Option<&'static str>,
 }
 
 impl ExtractorRejection {
-    /// Creates the rejection of a lock.
-    pub(super) fn of_lock(
-        rejection: Rejection,
-        format: RefusalFormat,
-        token: Option<Arc<CallToken>>,
-    ) -> Self {
-        Self {
-            rejection,
-            format,
-            token,
-            mistake: None,
-        }
-    }
-
-    /// Creates the rejection of an extractor without its layer, with a text about this route, if an axum router has matched
-    /// one.
-    pub(crate) fn misplaced(
-        parts: &Parts,
-        mistake: &'static str,
-        text: impl FnOnce(Option<&str>) -> String,
-    ) -> Self {
-        let error = KeyError::misconfigured(text(route_of(parts).as_deref()));
+    /// Creates the rejection of an extractor without its layer, because of which the handler has not got something.
+    pub(crate) fn misplaced(parts: &Parts, mistake: &'static str, lacking: &str) -> Self {
+        let handler = match route_of(parts) {
+            Some(route) => format!("the handler of `{route}`"),
+            None => "the handler".to_owned(),
+        };
+        let error = KeyError::misconfigured(format!("{handler} has no {lacking}"));
         Self {
             rejection: Rejection::Misconfigured(error),
-            format: RefusalFormat::from_parts(parts),
-            token: None,
+            request: RequestContext::new(parts),
             mistake: Some(mistake),
         }
     }
@@ -96,7 +71,8 @@ impl ExtractorRejection {
 
 impl IntoResponse for ExtractorRejection {
     fn into_response(self) -> Response {
-        if let Some(token) = &self.token {
+        let request = self.request;
+        if let Some(token) = &request.token {
             token.take_over();
         }
         if let (Some(mistake), Rejection::Misconfigured(error)) = (self.mistake, &self.rejection)
@@ -104,7 +80,9 @@ impl IntoResponse for ExtractorRejection {
         {
             tracing::error!(%error, "{mistake}");
         }
-        self.format.refuse(self.rejection)
+        let by = request.custom.as_deref();
+        let by = by.unwrap_or(&Rejection::default_response);
+        self.rejection.respond(by, request.kind).into_response()
     }
 }
 
@@ -135,11 +113,8 @@ impl IntoResponse for LockError {
 /// As for a [`LockError`].
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        let format = RefusalFormat {
-            to: RequestKind::Http,
-            custom: None,
-        };
-        format.refuse(self)
+        let response = self.respond(&Self::default_response, RequestKind::Http);
+        response.into_response()
     }
 }
 

@@ -23,11 +23,6 @@ extension_extractor! {
 
 fn without_key(parts: &Parts) -> ExtractorRejection {
     let mistake = "handler extracts an idempotency key from a request without one";
-    ExtractorRejection::misplaced(parts, mistake, |route| {
-        let route = route.map(|route| format!("route `{route}`: "));
-        format!(
-            "{}the request has no idempotency key; apply an IdempotencyLayer with `required(true)`, or extract Option<IdempotencyKey>",
-            route.unwrap_or_default()
-        )
-    })
+    let lacking = "idempotency key; apply an IdempotencyLayer with `required(true)`, or extract Option<IdempotencyKey>";
+    ExtractorRejection::misplaced(parts, mistake, lacking)
 }

@@ -139,7 +139,7 @@ async fn extractor_without_its_layer_names_the_route_and_is_logged_once() {
         .route("/log-texts/{id}/token", post(token))
         .route("/log-texts/{id}/once", post(idempotent));
     let no_lock = "the handler of `ROUTE` has no lock: no RedlockLayer is around it; apply one with `route_layer`";
-    let no_key = "route `ROUTE`: the request has no idempotency key; apply an IdempotencyLayer with `required(true)`, \
+    let no_key = "the handler of `ROUTE` has no idempotency key; apply an IdempotencyLayer with `required(true)`, \
                   or extract Option<IdempotencyKey>";
     for (extracted, text) in [("handle", no_lock), ("token", no_lock), ("once", no_key)] {
         let (code, lines) = refused_twice(&app, &format!("/log-texts/7/{extracted}")).await;
