@@ -16,7 +16,7 @@ use crate::idempotency::service::IdempotencyService;
 use crate::lock::{BuildError, LockOptions, Redlock, WaiterCap};
 use crate::middleware::{KeyExtractor, Refusals, RejectionResponse};
 use crate::node::telemetry;
-use crate::once::{DAY, bound_body, bound_retention};
+use crate::once::{DAY, MAX_BODY, RETENTION, bound};
 
 /// Layer that applies the [`IdempotencyService`] middleware: one execution per idempotency key and
 /// caller, and the recorded response for every duplicate.
@@ -147,7 +147,8 @@ impl IdempotencyLayer {
         /// Sets how long responses are kept, between a millisecond and 100 years of 365 days. Default: 24 h.
         ///
         /// A value out of that range is replaced by the nearest one in it, with a warning in the log.
-        retention(retention: Duration) => retention = bound_retention("an IdempotencyLayer", retention);
+        retention(retention: Duration) =>
+            retention = bound("an IdempotencyLayer", "retention", retention, RETENTION);
 
         /// Sets the bytes by which two requests with one key are the same request; a different request is refused
         /// with 422 `idempotency-key-reused`. Default: the method, the path and the query, the headers `If-Match`,
@@ -186,7 +187,7 @@ impl IdempotencyLayer {
         ///
         /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
         max_response_body(bytes: usize) =>
-            max_response_body = bound_body("an IdempotencyLayer", "max_response_body", bytes);
+            max_response_body = bound("an IdempotencyLayer", "max_response_body", bytes, 0..=MAX_BODY);
 
         /// Sets the largest request body in bytes; a larger one is refused with 413. Default: 2 MiB.
         max_request_body(max_request_body: usize) => max_request_body = max_request_body;

@@ -1,6 +1,5 @@
 //! The right to execute, and its view for the executed code.
 
-use std::fmt;
 use std::panic;
 use std::sync::Arc;
 use std::time::Duration;
@@ -173,7 +172,7 @@ pub(crate) async fn run_to_end<T: Send + 'static>(
 ///
 /// A [`LockHandle`] is different: it belongs to a resource that a [`RedlockLayer`](crate::RedlockLayer) locks, and
 /// its token orders the writes to that resource. The token of an execution only orders the executions of one key.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct ExecutionHandle(pub(crate) LockHandle);
 
 impl ExecutionHandle {
@@ -221,15 +220,5 @@ impl ExecutionHandle {
             Some(max_hold) => sleep_until(after(began, max_hold)).await,
             None => std::future::pending().await,
         }
-    }
-}
-
-impl fmt::Debug for ExecutionHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExecutionHandle")
-            .field("key", self.key())
-            .field("fencing_token", &self.fencing_token())
-            .field("valid_for", &self.valid_for())
-            .finish()
     }
 }

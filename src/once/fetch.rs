@@ -22,7 +22,7 @@ use crate::protocol::message::{Op, Reply, transit};
 use crate::protocol::{LockKey, Record};
 
 /// The largest body of a record. Larger ones keep nodes from answering other locks within the node timeout.
-pub(super) const MAX_BODY: usize = 1024 * 1024;
+pub(crate) const MAX_BODY: usize = 1024 * 1024;
 
 /// The number of fetches that a caller makes if they end without a result: bounded, in case each one panics.
 const FETCHES: usize = 2;

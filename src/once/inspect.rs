@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 
 use crate::lock::{Asked, Cluster, Group, LockError, Redlock};
@@ -99,14 +100,13 @@ impl Redlock {
     /// Panics outside of a tokio runtime with a timer.
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Inspection {
         let (layout, key) = (&self.core().layout, key.into());
-        let in_next = async {
-            match layout.next_group_of(&key) {
-                Some(next) => Some(Box::new(inspect(next, &key).await)),
-                None => None,
-            }
-        };
+        let in_next = layout.next_group_of(&key).map(|next| inspect(next, &key));
+        let in_next = OptionFuture::from(in_next);
         let (current, next) = tokio::join!(inspect(layout.group_of(&key), &key), in_next);
-        Inspection { next, ..current }
+        Inspection {
+            next: next.map(Box::new),
+            ..current
+        }
     }
 
     /// Frees a key that another caller holds: for an operator who knows that the holder is stuck.
@@ -137,12 +137,8 @@ impl Redlock {
     /// Panics outside of a tokio runtime with a timer.
     pub async fn revoke(&self, key: impl Into<LockKey>) -> Result<Revoked, LockError> {
         let (layout, key) = (&self.core().layout, key.into());
-        let in_next = async {
-            match layout.next_group_of(&key) {
-                Some(next) => Some(revoke(next, &key).await),
-                None => None,
-            }
-        };
+        let in_next = layout.next_group_of(&key).map(|next| revoke(next, &key));
+        let in_next = OptionFuture::from(in_next);
         // Also if the other group fails.
         let (revoked, also) = tokio::join!(revoke(layout.group_of(&key), &key), in_next);
         let mut revoked = revoked?;

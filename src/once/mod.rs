@@ -14,7 +14,7 @@
 //! |---|---|
 //! | `fetch` | the read of a large record, from one node for all interested callers |
 //! | `request`, `execution`, `error` | the internal API, which the HTTP layer uses too; in one group of nodes, or in two |
-//! | `run`, `result` | the public API: [`Redlock::once`](crate::Redlock::once) |
+//! | `run` | the public API: [`Redlock::once`](crate::Redlock::once) |
 //! | `inspect`, `leader` | what the nodes know of a key, and a revocation; who leads |
 
 mod error;
@@ -39,6 +39,7 @@ pub use run::Outcome;
 pub(crate) use {
     error::{Denied, report_conflict},
     execution::{Execution, run_to_end},
+    fetch::MAX_BODY,
     request::DAY,
-    run::{bound_body, bound_retention},
+    run::{RETENTION, bound},
 };

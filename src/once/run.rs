@@ -48,7 +48,7 @@ impl ExecuteOnce {
     ///
     /// A value out of that range is replaced by the nearest one in it, with a warning in the log.
     pub fn retention(mut self, retention: Duration) -> Self {
-        self.retention = bound_retention("`Redlock::once`", retention);
+        self.retention = bound("`Redlock::once`", "retention", retention, RETENTION);
         self
     }
 
@@ -59,7 +59,7 @@ impl ExecuteOnce {
     ///
     /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
     pub fn max_result(mut self, bytes: usize) -> Self {
-        self.max_result = bound_body("`Redlock::once`", "max_result", bytes);
+        self.max_result = bound("`Redlock::once`", "max_result", bytes, 0..=MAX_BODY);
         self
     }
 
@@ -170,19 +170,12 @@ impl ExecuteOnce {
     }
 }
 
-/// Returns the retention within its range, with a warning if it was not. A node accepts no record without a ttl, or
-/// with a ttl that overflows its clock.
-pub(crate) fn bound_retention(owner: &str, retention: Duration) -> Duration {
-    let range = Duration::from_millis(1)..=DAY.saturating_mul(100 * 365);
-    bound(owner, "retention", retention, range)
-}
+/// How long records are kept. A node accepts no record without a ttl, or with a ttl that overflows its clock.
+pub(crate) const RETENTION: RangeInclusive<Duration> =
+    Duration::from_millis(1)..=DAY.saturating_mul(100 * 365);
 
-/// Returns the largest size of a body within its range, with a warning if it was not.
-pub(crate) fn bound_body(owner: &str, setting: &str, bytes: usize) -> usize {
-    bound(owner, setting, bytes, 0..=MAX_BODY)
-}
-
-fn bound<T: Ord + Copy + Debug>(
+/// Returns the value of a setting within its range, with a warning if it was not.
+pub(crate) fn bound<T: Ord + Copy + Debug>(
     owner: &str,
     setting: &str,
     requested: T,
