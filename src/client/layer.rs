@@ -115,7 +115,8 @@ impl<S> Layer<S> for RetryLockedLayer {
     type Service = RetryLockedService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RetryLockedService::new(inner, Arc::clone(&self.config))
+        let config = Arc::clone(&self.config);
+        RetryLockedService { inner, config }
     }
 }
 

@@ -67,14 +67,8 @@ pub(super) struct Config {
 /// Created by [`RetryLockedLayer`](crate::client::RetryLockedLayer), which tells when.
 #[derive(Clone)]
 pub struct RetryLockedService<S> {
-    inner: S,
-    config: Arc<Config>,
-}
-
-impl<S> RetryLockedService<S> {
-    pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
-        Self { inner, config }
-    }
+    pub(super) inner: S,
+    pub(super) config: Arc<Config>,
 }
 
 impl<S, B, R> Service<Request<B>> for RetryLockedService<S>

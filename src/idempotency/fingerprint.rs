@@ -51,21 +51,15 @@ fn normalized(text: &str) -> String {
     let mut pieces = text.split('%');
     let mut normalized = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
-        let encoded = piece.split_at_checked(2);
-        let encoded =
-            encoded.filter(|(digits, _)| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
-        let byte =
-            encoded.and_then(|(digits, rest)| Some((u8::from_str_radix(digits, 16).ok()?, rest)));
-        match byte {
-            Some((byte, rest)) => {
+        let digits = piece.get(..2).unwrap_or_default();
+        // Without the sign that `from_str_radix` accepts.
+        let is_encoding = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        match u8::from_str_radix(digits, 16) {
+            Ok(byte) if is_encoding => {
                 normalized.extend(percent_encode(&[byte], RESERVED));
-                normalized.push_str(rest);
+                normalized.push_str(&piece[2..]);
             }
-            // Not a percent-encoding.
-            None => {
-                normalized.push('%');
-                normalized.push_str(piece);
-            }
+            _ => normalized.extend(["%", piece]),
         }
     }
     normalized

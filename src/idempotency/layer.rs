@@ -222,7 +222,8 @@ impl<S> Layer<S> for IdempotencyLayer {
 
     fn layer(&self, inner: S) -> Self::Service {
         telemetry::register_with_records(LABEL);
-        IdempotencyService::new(inner, Arc::clone(&self.config))
+        let config = Arc::clone(&self.config);
+        IdempotencyService { inner, config }
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::fmt::Debug;
 use std::future::{pending, ready};
-use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::TryFutureExt;
+use futures_util::future::{Either, MapOk};
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt, Limited};
@@ -29,14 +30,8 @@ use crate::protocol::lease::Effect;
 /// Created by [`IdempotencyLayer`](crate::IdempotencyLayer), which has an example.
 #[derive(Clone)]
 pub struct IdempotencyService<S> {
-    inner: S,
-    config: Arc<Config>,
-}
-
-impl<S> IdempotencyService<S> {
-    pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
-        Self { inner, config }
-    }
+    pub(super) inner: S,
+    pub(super) config: Arc<Config>,
 }
 
 impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for IdempotencyService<S>
@@ -63,20 +58,20 @@ where
             Ok(None) => {
                 let body = ReadBody::unread(body);
                 let inner = self.inner.call(Request::from_parts(parts, body));
-                let state = State::Passing(inner);
+                let pass_on = |response: Response<_>| response.map(IdempotencyBody::streaming);
+                let state = Either::Right(inner.map_ok(pass_on as _));
                 return ResponseFuture { state };
             }
             Err(rejection) => {
                 let refusal = self.config.refusals.refuse_request(rejection, &parts);
-                let refusal = refusal.map(IdempotencyBody::refusal);
-                let state = State::Serving(Box::pin(ready(Ok(refusal))));
+                let refusal = refusal.map(IdempotencyBody::in_memory);
+                let state = Either::Left(Box::pin(ready(Ok(refusal))) as Serving<_, _>);
                 return ResponseFuture { state };
             }
         };
         // Reading the body and asking the nodes may take long: give up readiness, such as a permit, and ask for it again
         // before the inner service is called.
-        let clone = self.inner.clone();
-        drop(mem::replace(&mut self.inner, clone));
+        self.inner = self.inner.clone();
         let mut inner = self.inner.clone();
         let mut responder = Responder {
             config: Arc::clone(&self.config),
@@ -129,7 +124,7 @@ where
                 None => pending().await,
             }
         };
-        let state = State::Serving(Box::pin(serving));
+        let state = Either::Left(Box::pin(serving) as Serving<_, _>);
         ResponseFuture { state }
     }
 }
@@ -145,15 +140,13 @@ opaque_debug! { IdempotencyService<S> [inner = inner] where S: Debug }
 #[pin_project]
 pub struct ResponseFuture<F, B, E> {
     #[pin]
-    state: State<F, B, E>,
+    state: Either<Serving<B, E>, Passing<F, B>>,
 }
 
-#[pin_project(project = StateProjected)]
-enum State<F, B, E> {
-    Serving(Pin<Box<dyn Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send>>),
-    /// The future of the inner service, if the request passes through.
-    Passing(#[pin] F),
-}
+type Serving<B, E> = Pin<Box<dyn Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send>>;
+
+/// The future of the inner service, if the request passes through.
+type Passing<F, B> = MapOk<F, fn(Response<B>) -> Response<IdempotencyBody<B>>>;
 
 impl<F, B, E> Future for ResponseFuture<F, B, E>
 where
@@ -162,13 +155,7 @@ where
     type Output = Result<Response<IdempotencyBody<B>>, E>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().state.project() {
-            StateProjected::Serving(serving) => serving.as_mut().poll(context),
-            StateProjected::Passing(inner) => {
-                let response = inner.poll(context);
-                response.map_ok(|response| response.map(IdempotencyBody::streaming))
-            }
-        }
+        self.project().state.poll(context)
     }
 }
 

@@ -60,7 +60,7 @@ pub(super) fn replay<B>(
         return Ok(None);
     }
     let response = response(status, content).ok_or(MALFORMED)?;
-    Ok(Some(response.map(IdempotencyBody::whole)))
+    Ok(Some(response.map(IdempotencyBody::in_memory)))
 }
 
 /// Returns what is kept of headers and trailers; `None` if they are too large.

@@ -172,7 +172,7 @@ impl ExecutionTask {
             Ok(false) => drop(head.headers.insert(RECORDED, NOT_RECORDED)),
             Err(other) => return other,
         }
-        let body = body.map_or_else(IdempotencyBody::broken, IdempotencyBody::whole);
+        let body = body.map_or_else(IdempotencyBody::broken, IdempotencyBody::in_memory);
         Response::from_parts(head, body)
     }
 
@@ -319,7 +319,7 @@ impl Responder {
 
     pub(super) fn refuse<B>(&self, rejection: Rejection) -> Response<IdempotencyBody<B>> {
         let refusal = self.config.refusals.refuse(rejection, self.kind);
-        refusal.map(IdempotencyBody::refusal)
+        refusal.map(IdempotencyBody::in_memory)
     }
 
     /// Answers with a recorded response, which any server may have recorded.
