@@ -32,7 +32,6 @@ async fn layer_with_a_constant_key_warns_once() {
         Arc::new("all".map(|key| LockKey::from(("mapped", key)))),
         Arc::new("all".or(key::path("id"))),
         Arc::new(Arc::new("all") as Arc<dyn KeyExtractor>),
-        Arc::new(Box::new("all") as Box<dyn KeyExtractor>),
     ];
     let different: Vec<Arc<dyn KeyExtractor>> = vec![
         Arc::new(("all", key::path("id"))),

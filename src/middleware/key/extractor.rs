@@ -346,21 +346,35 @@ impl KeyExtractor for &'static str {
     }
 }
 
-macro_rules! pointers {
-    ($($pointer:ident)+) => {$(
-        impl KeyExtractor for $pointer<dyn KeyExtractor> {
-            fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-                (**self).extract(parts)
-            }
-
-            fn describe(&self) -> Description {
-                (**self).describe()
-            }
-        }
-    )+};
+/// Returns a key, or a part of one, that is the same for all requests. A `&'static str` does the same;
+/// use this for values that are known only at start-up.
+///
+/// ```
+/// use tower_redlock::key;
+///
+/// # let shard = 7;
+/// let by_shard = (key::literal(format!("shard-{shard}")), key::path("id"));
+/// # let _: &dyn tower_redlock::KeyExtractor = &by_shard;
+/// ```
+pub fn literal(key: impl Into<LockKey>) -> impl KeyExtractor + Clone {
+    let key = key.into();
+    let description = Description {
+        // An empty literal names no resource.
+        is_constant: !key.is_empty(),
+        ..Description::default()
+    };
+    Described::new(description, move |_| Ok(Some(key.clone().into())))
 }
 
-pointers! { Arc Box }
+impl KeyExtractor for Arc<dyn KeyExtractor> {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        (**self).extract(parts)
+    }
+
+    fn describe(&self) -> Description {
+        (**self).describe()
+    }
+}
 
 macro_rules! composite {
     ($($part:ident)+) => {

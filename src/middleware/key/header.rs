@@ -1,4 +1,4 @@
-//! Keys from headers: any header, a cookie, and the host.
+//! Keys from the head of a request: any header, a cookie, the host, and the method.
 
 use std::fmt::Debug;
 
@@ -10,7 +10,7 @@ use percent_encoding::percent_decode;
 
 use crate::middleware::key::extractor::{Described, KeyExtractor, named};
 use crate::middleware::token_header::are_alike;
-use crate::protocol::{KeyError, LockKeys};
+use crate::protocol::{KeyError, LockKey, LockKeys};
 
 /// Takes the key from the request header `name`, byte for byte: `7` and `"7"` are two keys.
 ///
@@ -172,12 +172,25 @@ fn name(authority: &Authority) -> Result<(String, Option<u16>), KeyError> {
     Ok((host.to_owned(), authority.port_u16()))
 }
 
+/// Takes the request's method as a part of the key, so that `PUT /a/7` and `DELETE /a/7` do not
+/// exclude each other.
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("document", key::method(), key::query("id"));
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
+#[must_use]
+pub fn method() -> impl KeyExtractor + Clone {
+    |parts: &Parts| LockKey::from(parts.method.as_str())
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use http::{HeaderValue, Request};
 
     use super::*;
-    use crate::protocol::LockKey;
 
     /// Returns the head of a request with a header of each value.
     pub(crate) fn parts_with(name: &'static str, values: &[&[u8]]) -> Parts {

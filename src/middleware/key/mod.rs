@@ -4,13 +4,12 @@ mod extension;
 mod extractor;
 mod form;
 mod header;
-mod literal;
 #[cfg(test)]
 mod tests;
 
 pub use extension::{extension, optional_extension};
 pub(crate) use extractor::{Described, named, present};
-pub use extractor::{KeyExtractor, each, from_fn};
+pub use extractor::{KeyExtractor, each, from_fn, literal};
 #[cfg(feature = "json")]
 pub use form::json_pointer;
 pub use form::{form_field, query};
@@ -18,5 +17,4 @@ pub use form::{form_field, query};
 pub(crate) use header::header_key;
 #[cfg(all(test, feature = "idempotency"))]
 pub(crate) use header::tests::parts_with;
-pub use header::{cookie, header, host};
-pub use literal::{literal, method};
+pub use header::{cookie, header, host, method};
