@@ -298,6 +298,7 @@ fn kind_of(op: &Op) -> &'static str {
         Op::Revoke { .. } => "revoke",
         Op::Shared(_) => "shared",
         Op::Record { .. } | Op::TopUp { .. } | Op::Look | Op::Fetch => "record",
+        Op::Ping => "ping",
     }
 }
 

@@ -386,7 +386,7 @@ impl Announcement {
         };
         let packet = Packet::new(command, false, None);
         for (number, node) in self.cluster.nodes.iter().enumerate() {
-            let packet = Some(Arc::clone(&packet));
+            let packet = Arc::clone(&packet);
             let job = Job::new(packet, self.votes.sender(number), self.gone_at);
             submit(&**node, job);
         }

@@ -69,10 +69,11 @@ impl Cluster {
         (signal, subscriptions)
     }
 
-    /// Sends all nodes the same request, or else a health check, as [`ask`](Self::ask) does.
-    pub(crate) async fn ask_all(&self, packet: Option<Arc<Packet>>) -> Vec<Option<Asked>> {
+    /// Sends all nodes the same request, as [`ask`](Self::ask) does.
+    pub(crate) async fn ask_all(&self, packet: Arc<Packet>) -> Vec<Option<Asked>> {
         let nodes = 0..self.nodes.len();
-        self.ask(nodes.map(|node| (node, packet.clone()))).await
+        self.ask(nodes.map(|node| (node, Arc::clone(&packet))))
+            .await
     }
 
     /// Sends some nodes a request each, and waits until all have answered or are overdue. The outcomes are in the order of
@@ -83,7 +84,7 @@ impl Cluster {
     /// May be dropped at any point; a request that a node's connection has not sent yet is then not sent.
     pub(crate) async fn ask(
         &self,
-        requests: impl Iterator<Item = (usize, Option<Arc<Packet>>)>,
+        requests: impl Iterator<Item = (usize, Arc<Packet>)>,
     ) -> Vec<Option<Asked>> {
         let mut votes = VoteReceiver::new(&self.names);
         votes.next_phase();
@@ -130,7 +131,7 @@ impl Cluster {
     pub(crate) async fn resume(&self) {
         for _ in 0..2 {
             // At first, a connection of the former home may not have noticed yet that it has ended.
-            let asked = self.ask_all(None).await;
+            let asked = self.ask_all(Packet::ping()).await;
             let is_over = |asked: &Asked| {
                 !matches!(
                     asked.outcome,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::layout::Group;
-use crate::node::{NodeFailure, NodeState};
+use crate::node::{NodeFailure, NodeState, Packet};
 
 /// Report of [`Redlock::health`](crate::Redlock::health).
 ///
@@ -163,7 +163,7 @@ impl GroupHealth {
 /// Pings every node of a group at once, and waits until all have answered or are overdue.
 pub(super) async fn check_group(group: &Group) -> GroupHealth {
     let cluster = &group.cluster;
-    let found = cluster.ask_all(None).await;
+    let found = cluster.ask_all(Packet::ping()).await;
     let nodes = cluster.nodes.iter().zip(found).map(|(node, found)| {
         let latency = found.as_ref().map(|asked| asked.latency);
         let (state, latency) = match found.map(|asked| asked.outcome) {

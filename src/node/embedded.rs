@@ -61,23 +61,17 @@ impl Node for EmbeddedNode {
     }
 
     fn submit(&self, mut job: Job) {
-        let reply = match &job.packet {
-            Some(packet) => {
-                let reply = self.apply(&packet.command);
-                if packet.notifies {
-                    let Command { names, op, .. } = &packet.command;
-                    // A reader that leaves frees nothing while others stay.
-                    let may_stay = matches!(op, Op::Shared(_) | Op::ReleaseAfter { .. });
-                    let is_free =
-                        |name: &&KeyNames| !may_stay || self.store.lock().is_free(name, self.now());
-                    let names = names.iter().filter(is_free);
-                    let counts = names.map(|name| self.subscribers.publish(name.channel()));
-                    job.sender.set_subscribers(counts.max().unwrap_or(0));
-                }
-                reply
-            }
-            None => Reply::Released,
-        };
+        let Command { names, op, .. } = &job.packet.command;
+        let reply = self.apply(&job.packet.command);
+        if job.packet.notifies {
+            // A reader that leaves frees nothing while others stay.
+            let may_stay = matches!(op, Op::Shared(_) | Op::ReleaseAfter { .. });
+            let is_free =
+                |name: &&KeyNames| !may_stay || self.store.lock().is_free(name, self.now());
+            let names = names.iter().filter(is_free);
+            let counts = names.map(|name| self.subscribers.publish(name.channel()));
+            job.sender.set_subscribers(counts.max().unwrap_or(0));
+        }
         let outcome = match reply {
             Reply::Overflow => Err(NodeFailure::overflow(&self.name)),
             reply => Ok(reply),

@@ -37,17 +37,17 @@ use tracing::Span;
 
 use crate::node::failure::NodeFailure;
 #[cfg(feature = "redis")]
-use crate::node::redis::{ENCODED_PING, EncodedCommand, GenerationCheck, Operation};
+use crate::node::redis::{EncodedCommand, GenerationCheck, Operation};
 use crate::node::sync::Mutex;
 use crate::node::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::protocol::OwnerToken;
 use crate::protocol::lease::Awaited;
 use crate::protocol::message::{Command, Op, Reply};
 
 /// A request on its way to one node.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// What it asks for; `None` for a health check.
-    pub(crate) packet: Option<Arc<Packet>>,
+    pub(crate) packet: Arc<Packet>,
     pub(crate) sender: VoteSender,
     /// When the request has become useless: for a release, when its lock has certainly expired, unless it also
     /// takes back an intent.
@@ -82,14 +82,20 @@ impl Packet {
             encoded: OnceLock::new(),
         })
     }
+
+    /// Creates the packet of a health check.
+    pub(crate) fn ping() -> Arc<Self> {
+        let command = Command {
+            names: Arc::default(),
+            owner: OwnerToken::from_random([0; 16]),
+            op: Op::Ping,
+        };
+        Self::new(command, false, None)
+    }
 }
 
 impl Job {
-    pub(crate) fn new(
-        packet: Option<Arc<Packet>>,
-        sender: VoteSender,
-        useful_until: Instant,
-    ) -> Self {
+    pub(crate) fn new(packet: Arc<Packet>, sender: VoteSender, useful_until: Instant) -> Self {
         Self {
             packet,
             sender,
@@ -98,14 +104,14 @@ impl Job {
         }
     }
 
-    /// Returns the operation; `None` for a health check.
-    pub(crate) fn op(&self) -> Option<&Op> {
-        Some(&self.packet.as_ref()?.command.op)
+    /// Returns the operation.
+    pub(crate) fn op(&self) -> &Op {
+        &self.packet.command.op
     }
 
     /// Returns whether this is a release, which must reach the node in any case.
     pub(crate) fn is_release(&self) -> bool {
-        self.op().is_some_and(Op::is_release)
+        self.op().is_release()
     }
 
     /// Returns whether to send the job.
@@ -117,8 +123,7 @@ impl Job {
         }
         if self.is_release() {
             // Its lock or its intent may still be there.
-            let intent_until = self.packet.as_ref().and_then(|packet| packet.until);
-            now < self.useful_until || intent_until.is_some_and(|until| now < until)
+            now < self.useful_until || self.packet.until.is_some_and(|until| now < until)
         } else {
             self.sender.is_open()
         }
@@ -132,14 +137,11 @@ impl Job {
     /// Marks the job as sent. How long a release leaves the keys taken is counted from now on.
     pub(crate) fn mark_sent(&mut self) {
         self.times_sent = self.times_sent.saturating_add(1);
-        let Some(packet) = &self.packet else {
-            return;
-        };
         self.sender.mark_sent();
-        if let (Op::ReleaseAfter { .. }, Some(until)) = (&packet.command.op, packet.until) {
+        if let (Op::ReleaseAfter { .. }, Some(until)) = (self.op(), self.packet.until) {
             let left = until.saturating_duration_since(Instant::now());
             let op = Op::ReleaseAfter { left };
-            self.packet = Some(packet.with(op, packet.notifies));
+            self.packet = self.packet.with(op, self.packet.notifies);
         }
     }
 
@@ -160,21 +162,19 @@ impl Job {
 
     /// Returns whether to send the job again after a server has refused it without executing it.
     pub(crate) fn may_be_repeated(&self, now: Instant) -> bool {
-        let is_ping = self.packet.is_none();
-        let is_over = is_ping || self.sender.is_released();
+        let is_over = *self.op() == Op::Ping || self.sender.is_released();
         self.is_wanted(now) && (self.is_release() || !is_over)
     }
 
     /// Turns an acquisition that the plain `SET` refused, without a reason, into one by a script, which has one and
     /// recognises its owner. Returns whether this was one.
     pub(crate) fn ask_why(&mut self) -> bool {
-        if let Some(packet) = self.packet.as_ref().filter(|packet| !packet.notifies)
-            && matches!(packet.command.op, Op::Acquire { proposal: None, .. })
-        {
-            self.packet = Some(packet.with(packet.command.op.clone(), true));
-            return true;
+        let is_plain =
+            !self.packet.notifies && matches!(self.op(), Op::Acquire { proposal: None, .. });
+        if is_plain {
+            self.packet = self.packet.with(self.op().clone(), true);
         }
-        false
+        is_plain
     }
 
     /// Returns whether to send the job again after the connection on which it was sent has broken: a release
@@ -186,10 +186,7 @@ impl Job {
     /// Returns whether this reads or writes a record. It may be repeated, and counts also at a node that has lost its
     /// memory.
     fn is_record(&self) -> bool {
-        matches!(
-            self.op(),
-            Some(Op::Record { .. } | Op::TopUp { .. } | Op::Look)
-        )
+        matches!(self.op(), Op::Record { .. } | Op::TopUp { .. } | Op::Look)
     }
 
     /// Returns what to send to a node in spite of this failure of the node. The error is a job that is not sent.
@@ -201,49 +198,42 @@ impl Job {
         if self.is_release() || is_quarantined && self.is_record() {
             return Ok(self);
         }
-        match &self.packet {
-            Some(packet) if is_quarantined && packet.acquires_with_record() => {
-                self.packet = Some(packet.with(Op::Look, false));
-                let extras = self.sender.extras.get_or_insert_default();
-                extras.without_record = Some(failure.clone());
-                Ok(self)
-            }
-            _ => Err(self),
+        if !is_quarantined || !self.packet.acquires_with_record() {
+            return Err(self);
         }
+        self.packet = self.packet.with(Op::Look, false);
+        let extras = self.sender.extras.get_or_insert_default();
+        extras.without_record = Some(failure.clone());
+        Ok(self)
     }
 
     /// Returns the size of the record that the job carries.
     pub(crate) fn bytes(&self) -> usize {
-        self.op().map_or(0, Op::record_bytes)
+        self.op().record_bytes()
     }
 
     /// Returns how much longer than the node timeout the job may take because of its size.
     pub(crate) fn transit(&self) -> Duration {
-        self.op().map_or(Duration::ZERO, Op::transit)
+        self.op().transit()
     }
 }
 
 /// For nodes behind a connection.
 #[cfg(feature = "redis")]
 impl Job {
-    /// Returns the request as it goes over the wire. A command is encoded for the first node to which it is sent; the
-    /// checks of all nodes have the same key.
+    /// Returns the request as it goes over the wire. It is encoded for the first node to which it is sent; the checks of all
+    /// nodes have the same key.
     pub(crate) fn encoded(&self, check: &GenerationCheck) -> &EncodedCommand {
-        let Some(packet) = &self.packet else {
-            return &ENCODED_PING;
-        };
+        let packet = &self.packet;
         let encode = || EncodedCommand::new(&packet.command, packet.notifies, check);
         packet.encoded.get_or_init(encode)
     }
 
     /// Returns its row in the table of operations.
     pub(crate) fn operation(&self) -> &'static Operation {
-        let Some(packet) = &self.packet else {
-            return ENCODED_PING.operation;
-        };
-        match packet.encoded.get() {
+        match self.packet.encoded.get() {
             Some(encoded) => encoded.operation,
-            None => Operation::of(&packet.command, packet.notifies, false),
+            None => Operation::of(&self.packet.command, self.packet.notifies, false),
         }
     }
 }

@@ -260,7 +260,7 @@ impl Node for ScriptedLane {
     }
 
     fn submit(&self, job: Job) {
-        let kind = kind_of(&job);
+        let kind = kind_of(job.op());
         let gate = {
             let mut script = self.node.script.lock();
             *script.sent.entry(kind).or_default() += 1;
@@ -279,9 +279,7 @@ impl Node for ScriptedLane {
                 why: "scripted as down".into(),
             })),
             Gate::Mute => {
-                if let Some(packet) = &job.packet {
-                    self.node.store.apply(&packet.command);
-                }
+                self.node.store.apply(&job.packet.command);
                 self.node.script.lock().unanswered.push(job);
             }
             Gate::Never => self.node.script.lock().unanswered.push(job),
@@ -290,23 +288,21 @@ impl Node for ScriptedLane {
     }
 }
 
-fn kind_of(job: &Job) -> OpKind {
-    match &job.packet {
-        None => OpKind::Ping,
-        Some(packet) => match packet.command.op {
-            Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }) => OpKind::Acquire,
-            Op::Confirm { .. } | Op::Shared(SharedOp::Confirm { .. }) => OpKind::Confirm,
-            Op::Release
-            | Op::ReleaseExecuted
-            | Op::ReleaseAfter { .. }
-            | Op::Shared(SharedOp::Release) => OpKind::Release,
-            Op::Inspect | Op::Scan { .. } => OpKind::Inspect,
-            Op::Revoke { .. } => OpKind::Revoke,
-            Op::Shared(SharedOp::Announce { .. }) => OpKind::Announce,
-            Op::Shared(SharedOp::Withdraw) => OpKind::Withdraw,
-            Op::Record { .. } | Op::TopUp { .. } => OpKind::Record,
-            Op::Look => OpKind::Look,
-            Op::Fetch => OpKind::Fetch,
-        },
+fn kind_of(op: &Op) -> OpKind {
+    match op {
+        Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }) => OpKind::Acquire,
+        Op::Confirm { .. } | Op::Shared(SharedOp::Confirm { .. }) => OpKind::Confirm,
+        Op::Release
+        | Op::ReleaseExecuted
+        | Op::ReleaseAfter { .. }
+        | Op::Shared(SharedOp::Release) => OpKind::Release,
+        Op::Inspect | Op::Scan { .. } => OpKind::Inspect,
+        Op::Revoke { .. } => OpKind::Revoke,
+        Op::Shared(SharedOp::Announce { .. }) => OpKind::Announce,
+        Op::Shared(SharedOp::Withdraw) => OpKind::Withdraw,
+        Op::Record { .. } | Op::TopUp { .. } => OpKind::Record,
+        Op::Look => OpKind::Look,
+        Op::Fetch => OpKind::Fetch,
+        Op::Ping => OpKind::Ping,
     }
 }

@@ -9,7 +9,7 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::release_signal::{Subscriber, Subscription};
 use crate::node::traits::Node;
-use crate::protocol::message::{Command, Reply};
+use crate::protocol::message::{Command, Op, Reply};
 
 /// The network between one process and its nodes, implemented by a simulation.
 ///
@@ -59,7 +59,7 @@ impl SimRequest {
     /// Returns the command; `None` for a health check.
     #[must_use]
     pub fn command(&self) -> Option<&Command> {
-        Some(&self.0.packet.as_ref()?.command)
+        Some(&self.0.packet.command).filter(|command| command.op != Op::Ping)
     }
 
     /// Returns whether to send the request. An acquisition whose attempt is decided must not be sent; a release
@@ -79,7 +79,7 @@ impl SimRequest {
     /// lock only if the owner still holds it.
     #[must_use]
     pub fn notifies(&self) -> bool {
-        self.0.packet.as_ref().is_some_and(|packet| packet.notifies)
+        self.0.packet.notifies
     }
 
     /// Sets the number of subscribers that the node published the release to.

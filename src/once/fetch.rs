@@ -98,7 +98,7 @@ async fn read(cluster: &Cluster, (key, head): &(LockKey, Record)) -> Result<Reco
         let now = Instant::now();
         if let Some(node) = nodes.next() {
             due = now + patience;
-            let packet = Some(Arc::clone(&packet));
+            let packet = Arc::clone(&packet);
             cluster.nodes[node].fetch(Job::new(packet, votes.sender(node), due));
             silent.push(node);
         } else if silent.is_empty() {

@@ -308,7 +308,7 @@ async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
         Some(request(&names, op, true))
     };
     let nodes = 0..cluster.nodes.len();
-    let revocations = nodes.filter_map(|node| Some((node, Some(revocation_at(node)?))));
+    let revocations = nodes.filter_map(|node| Some((node, revocation_at(node)?)));
     let freed = cluster.ask(revocations).await;
     let (mut confirmed, mut held, mut failures) = (Vec::new(), 0, Vec::new());
     for (number, (seen, freed)) in seen.into_iter().zip(freed).enumerate() {
@@ -341,7 +341,7 @@ async fn see(
     cluster: &Cluster,
     names: &Arc<[KeyNames]>,
 ) -> Vec<Result<(Seen, Duration), NodeFailure>> {
-    let asked = cluster.ask_all(Some(request(names, Op::Inspect, false)));
+    let asked = cluster.ask_all(request(names, Op::Inspect, false));
     let asked = asked.await.into_iter().enumerate();
     let seen = |(number, asked): (usize, Option<Asked>)| {
         let unanswered = || NodeFailure::Unanswered {

@@ -164,7 +164,7 @@ impl ListCursor {
             let node = self.node;
             let (position, pattern) = (Arc::clone(&self.position), Arc::clone(&pattern));
             let packet = request(&[].into(), Op::Scan { position, pattern }, false);
-            let mut asked = cluster.ask([(node, Some(packet))].into_iter()).await;
+            let mut asked = cluster.ask([(node, packet)].into_iter()).await;
             let failure = match asked[node].take().map(|asked| asked.outcome) {
                 Some(Ok(Reply::Scanned(scanned))) => return Ok(*scanned),
                 Some(Err(failure)) => failure,

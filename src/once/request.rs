@@ -299,9 +299,7 @@ impl ExecuteOnce {
     /// Returns how much longer a group keeps a record; `None` if no node says so.
     async fn expires_in(&self, group: &Group, record: &Record) -> Option<Duration> {
         let names = names(&group.cluster, &self.key).ok()?;
-        let asked = group
-            .cluster
-            .ask_all(Some(request(&names, Op::Look, false)));
+        let asked = group.cluster.ask_all(request(&names, Op::Look, false));
         let replies = asked.await.into_iter().flatten();
         let left = replies.filter_map(|asked| match asked.outcome {
             Ok(Reply::Done {

@@ -92,6 +92,8 @@ pub enum Op {
     Look,
     /// Return the whole record of any size. Its order relative to other requests does not matter.
     Fetch,
+    /// Do nothing: a health check. It needs no names.
+    Ping,
 }
 
 impl Op {
@@ -194,7 +196,7 @@ pub enum Reply {
     /// To confirm: one of the keys no longer belongs to this owner. To release: one of them did not, and none does now.
     /// To record: another owner was granted the key here since, or the node has forgotten the last owner.
     Lost,
-    /// To release: none of the keys belongs to this owner now. To announce and to withdraw: it is done.
+    /// To release: none of the keys belongs to this owner now. To announce, to withdraw and to a health check: it is done.
     Released,
     /// To inspect: what the node knows of the key.
     Seen(Box<Seen>),

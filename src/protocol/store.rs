@@ -104,6 +104,7 @@ impl Store {
             }),
             Op::Look => done(kept, Record::answered).unwrap_or(Reply::NotDone),
             Op::Fetch => kept.map_or(Reply::NotDone, |(record, _)| Reply::Whole(record.clone())),
+            Op::Ping => Reply::Released,
         }
     }
 

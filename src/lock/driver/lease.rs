@@ -382,8 +382,7 @@ impl Driver {
         // This task is the only one that submits for this owner, and a lane keeps the order: on each node, the release
         // follows what it releases.
         for node in request.nodes.iter() {
-            let packet = Some(Arc::clone(&packet));
-            let job = Job::new(packet, self.votes.sender(node), gone_at);
+            let job = Job::new(Arc::clone(&packet), self.votes.sender(node), gone_at);
             submit(&*spec.cluster.nodes[node], job);
         }
     }

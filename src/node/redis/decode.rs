@@ -21,11 +21,7 @@ pub(super) fn decode(job: &Job, value: &Value, node: &Arc<str>) -> Result<Reply,
     {
         return Err(NodeFailure::refused(node, why));
     }
-    let reply = match &job.packet {
-        Some(packet) => read(&packet.command, value),
-        None => Some(Reply::Released),
-    };
-    match reply {
+    match read(&job.packet.command, value) {
         Some(Reply::Overflow) => Err(NodeFailure::overflow(node)),
         Some(reply) => Ok(reply),
         None => Err(NodeFailure::refused(node, describe_unexpected(job, value))),
@@ -39,7 +35,7 @@ fn describe_unexpected(job: &Job, value: &Value) -> String {
         (_, Value::Array(parts)) if matches!(**parts, [Value::Int(4), _, _]) => {
             with_remedy(FOREIGN_RECORD.into())
         }
-        (Some(Op::Fetch), Value::BulkString(_)) => with_remedy(FOREIGN_RECORD.into()),
+        (Op::Fetch, Value::BulkString(_)) => with_remedy(FOREIGN_RECORD.into()),
         _ => "unexpected reply from lock script; check that the URL names the Redis server itself"
             .into(),
     }
@@ -97,7 +93,7 @@ pub(super) fn deal(reply: &mut Value, count: usize, place: usize, job: &Job) -> 
             std::mem::replace(&mut parts[place], Value::Nil)
         }
         all if *all == ALL_GRANTED => {
-            let vote = job.op().filter(|op| op.is_vote());
+            let vote = Some(job.op()).filter(|op| op.is_vote());
             let number = vote.map(|op| i64::try_from(number(op).unwrap_or(0)));
             number.and_then(Result::ok).map_or(ALL_GRANTED, Value::Int)
         }
@@ -110,6 +106,7 @@ pub(super) fn deal(reply: &mut Value, count: usize, place: usize, job: &Job) -> 
 fn read(command: &Command, value: &Value) -> Option<Reply> {
     let op = &command.op;
     Some(match (op, value) {
+        (Op::Ping, _) => Reply::Released,
         (_, Value::Array(parts)) => return read_parts(command, parts),
         (Op::Acquire { .. }, Value::Int(granted)) => Reply::Granted(fence_of(*granted)?),
         (Op::Confirm { .. }, Value::Int(confirmed)) => Reply::At(fence_of(*confirmed)?),

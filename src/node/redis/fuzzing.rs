@@ -40,19 +40,10 @@ impl ReplyStream {
 pub struct NodeRequest(Job);
 
 impl NodeRequest {
-    /// Creates the request of a health check.
-    #[must_use]
-    pub fn ping() -> Self {
-        Self::of(None)
-    }
-
     /// Creates the request that has this command.
     #[must_use]
     pub fn new(command: Command, notifies: bool) -> Self {
-        Self::of(Some(Packet::new(command, notifies, None)))
-    }
-
-    fn of(packet: Option<Arc<Packet>>) -> Self {
+        let packet = Packet::new(command, notifies, None);
         let votes = VoteReceiver::new(&["n".into()].into());
         Self(Job::new(packet, votes.sender(0), Instant::now()))
     }

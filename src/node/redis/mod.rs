@@ -29,4 +29,4 @@ pub(crate) use endpoint::Endpoint;
 pub(crate) use guard::Guard;
 pub(crate) use node::RedisNode;
 pub(crate) use server::Timeouts;
-pub(super) use table::{ENCODED_PING, EncodedCommand, GenerationCheck, Operation};
+pub(super) use table::{EncodedCommand, GenerationCheck, Operation};

@@ -215,16 +215,9 @@ operations! {
         [], [Position, Word("MATCH"), Payload, Word("COUNT"), Word("50"), Word("TYPE"), Word("string")];
     REVOKE: (Op::Revoke { .. }, _, _) => "revoke", lua!("notify", "revoke"),
         [Lock, Readers], [Payload, Time, Notify];
+    PING: (Op::Ping, _, _) => "ping", Plain("PING"),
+        [], [];
 }
-
-/// A health check, which is no operation on keys.
-pub(super) static PING: Operation = Operation {
-    name: "ping",
-    verb: Plain("PING"),
-    keys: &[],
-    arguments: &[],
-    shared: None,
-};
 
 /// Reads a server's generation, and starts a new one if the server process has none.
 pub(super) static ADMIT: Verb = lua!("admit");
@@ -306,17 +299,6 @@ pub(crate) struct EncodedCommand {
     shared: [usize; 3],
 }
 
-/// A health check.
-pub(crate) static ENCODED_PING: EncodedCommand = EncodedCommand {
-    operation: &PING,
-    key_hash: None,
-    asks_for_vote: false,
-    counts: (0, 0),
-    bytes: Vec::new(),
-    keys_end: 0,
-    shared: [0; 3],
-};
-
 impl EncodedCommand {
     pub(crate) fn new(command: &Command, notifies: bool, check: &GenerationCheck) -> Self {
         let Command { names, op, .. } = command;
@@ -333,13 +315,9 @@ impl EncodedCommand {
         });
         for (argument, place) in operation.arguments.iter().zip(1..) {
             arguments += argument.put(command, notifies, &mut bytes);
-            for (_, end) in bounds
-                .iter()
-                .zip(&mut shared)
-                .filter(|(bound, _)| **bound == place)
-            {
-                *end = bytes.len();
-            }
+            let ends = bounds.iter().zip(&mut shared);
+            let ends_here = ends.filter(|(bound, _)| **bound == place);
+            ends_here.for_each(|(_, end)| *end = bytes.len());
         }
         let hasher = BuildHasherDefault::<DefaultHasher>::default();
         Self {

@@ -112,7 +112,8 @@ pub(crate) fn send_raw(
         | Op::ReleaseAfter { .. }
         | Op::Inspect
         | Op::Scan { .. }
-        | Op::Revoke { .. }) => {
+        | Op::Revoke { .. }
+        | Op::Ping) => {
             panic!("{op:?} is no request on a record")
         }
         Op::Look => (6, [Some(done), None, None, None, None], vec![]),

@@ -69,10 +69,10 @@ fn job(names: &Arc<[KeyNames]>, op: Op) -> Job {
         owner: OwnerToken::from_random([7; 16]),
         op,
     };
-    job_of(Some(Packet::new(command, false, None)))
+    job_of(Packet::new(command, false, None))
 }
 
-fn job_of(packet: Option<Arc<Packet>>) -> Job {
+fn job_of(packet: Arc<Packet>) -> Job {
     let votes = VoteReceiver::new(&["n".into()].into());
     Job::new(packet, votes.sender(0), Instant::now())
 }
@@ -144,7 +144,7 @@ fn encode_into_writes_what_redis_rs_would_write() {
     for check in [&GenerationCheck::default(), &check(), &admitted] {
         let requests = requests.clone().chain(others.clone());
         let requests = requests.map(|(names, op)| job(&names, op.clone()));
-        for job in requests.chain([job_of(None)]) {
+        for job in requests.chain([job_of(Packet::ping())]) {
             let mut written = b"before".to_vec();
             encode_into(&job, check, &mut written);
             let (before, command) = written.split_at(6);

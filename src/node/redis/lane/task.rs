@@ -219,7 +219,7 @@ impl Lane {
             self.refused.push_back(job);
             return false;
         }
-        if matches!(job.op(), Some(Op::ReleaseAfter { left }) if !left.is_zero())
+        if matches!(job.op(), Op::ReleaseAfter { left } if !left.is_zero())
             && took > self.server.timeouts.node
             && matches!(outcome, Ok(Reply::Released))
         {

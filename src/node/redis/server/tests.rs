@@ -67,7 +67,7 @@ fn job(op: Op) -> Job {
     };
     let packet = Packet::new(command, false, None);
     let votes = VoteReceiver::new(&["n".into()].into());
-    Job::new(Some(packet), votes.sender(0), Instant::now())
+    Job::new(packet, votes.sender(0), Instant::now())
 }
 
 fn record(bytes: usize) -> Job {

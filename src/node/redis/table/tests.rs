@@ -23,7 +23,7 @@ fn request(number: u8, op: Op, notifies: bool) -> Job {
     };
     let votes = VoteReceiver::new(&["n".into()].into());
     let packet = Packet::new(command, notifies, None);
-    Job::new(Some(packet), votes.sender(0), Instant::now())
+    Job::new(packet, votes.sender(0), Instant::now())
 }
 
 fn acquire(proposal: Option<u64>) -> Op {

@@ -88,10 +88,10 @@ impl Bench {
             op,
         };
         let packet = Packet::new(command, notifies, None);
-        self.add_packet(Some(packet));
+        self.add_packet(packet);
     }
 
-    fn add_packet(&mut self, packet: Option<Arc<Packet>>) {
+    fn add_packet(&mut self, packet: Arc<Packet>) {
         let job = Job::new(packet, self.votes.sender(0), Instant::now() + TTL);
         self.calls.add(job, self.check.as_ref(), Instant::now());
     }
@@ -143,12 +143,10 @@ fn describe_all<'a>(jobs: impl Iterator<Item = &'a Job>) -> String {
 /// Returns the name of a job and its keys, as `acquire a b`.
 fn describe(job: &Job) -> String {
     let mut described = job.operation().name.to_owned();
-    if let Some(packet) = &job.packet {
-        for name in packet.command.names.iter() {
-            let lock = str::from_utf8(&name.lock).expect("the keys are text");
-            let key = lock.trim_start_matches("redlock:{").trim_end_matches('}');
-            described = format!("{described} {key}");
-        }
+    for name in job.packet.command.names.iter() {
+        let lock = str::from_utf8(&name.lock).expect("the keys are text");
+        let key = lock.trim_start_matches("redlock:{").trim_end_matches('}');
+        described = format!("{described} {key}");
     }
     described
 }
@@ -298,7 +296,7 @@ fn a_job_on_several_keys_is_a_run_of_its_own() {
     bench.add(FENCED, &["b", "c"]);
     bench.add(FENCED, &["d"]);
     bench.add(Op::Release, &["b", "c"]);
-    bench.add_packet(None);
+    bench.add_packet(Packet::ping());
     bench.add(FENCED, &["e"]);
     let expected = [
         "acquire a",

@@ -93,14 +93,14 @@ impl Bench {
         let new = || VoteReceiver::new(&["n".into()].into());
         let mut votes = self.votes.borrow_mut();
         let sender = votes.entry(owner.id).or_insert_with(new).sender(0);
-        Job::new(Some(packet), sender, Instant::now() + TTL)
+        Job::new(packet, sender, Instant::now() + TTL)
     }
 
     /// Returns the release of an attempt whose lock has expired, but not its intent.
     fn take_back(&self, owner: &Owner) -> Job {
         let mut job = self.job(owner, Op::Release);
         let (command, now) = (command_of(&job).clone(), Instant::now());
-        job.packet = Some(Packet::new(command, false, Some(now + TTL)));
+        job.packet = Packet::new(command, false, Some(now + TTL));
         job.useful_until = now;
         job
     }
@@ -150,9 +150,8 @@ impl Bench {
     }
 }
 
-/// Returns the command of a job; no test sends a ping.
 fn command_of(job: &Job) -> &Command {
-    &job.packet.as_ref().unwrap().command
+    &job.packet.command
 }
 
 /// As after a panic: the release is submitted while the acquisition's sender is still open.
@@ -376,7 +375,7 @@ async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {
     let mut job = bench.job(&owner, Op::ReleaseAfter { left: TTL });
     let command = command_of(&job).clone();
     let until = Some(Instant::now() + TTL);
-    job.packet = Some(Packet::new(command, false, until));
+    job.packet = Packet::new(command, false, until);
     job.useful_until = Instant::now() + 2 * TTL;
     let left = |bench: &Bench| {
         let jobs = bench.lane.calls.jobs.iter();

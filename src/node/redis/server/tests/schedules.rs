@@ -36,7 +36,7 @@ impl Lanes {
     fn post(self: &Arc<Self>, number: u64, ends: bool) {
         let votes = VoteReceiver::new(&["n".into()].into());
         let useful_until = self.epoch + Duration::from_secs(number);
-        let job = Job::new(None, votes.sender(0), useful_until);
+        let job = Job::new(Packet::ping(), votes.sender(0), useful_until);
         drop(votes);
         if self.inbox.post(job).expect("there is room") {
             let others = self.alive.fetch_add(1, Ordering::SeqCst);
