@@ -221,7 +221,7 @@ impl<S> Layer<S> for IdempotencyLayer {
     type Service = IdempotencyService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        telemetry::register_with_records(LABEL);
+        telemetry::register(LABEL, true);
         let config = Arc::clone(&self.config);
         IdempotencyService { inner, config }
     }

@@ -190,7 +190,7 @@ impl<const N: usize> Kinds<N> {
             *slot.get_or_init(|| {
                 // A kind is a word in ASCII.
                 let label = String::from_utf8_lossy(kind).into_owned().leak();
-                telemetry::register(label);
+                telemetry::register(label, false);
                 label
             })
         });

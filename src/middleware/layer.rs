@@ -269,7 +269,7 @@ impl<D> RedlockLayer<D> {
     }
 
     fn around<S>(&self, inner: S) -> RedlockService<S> {
-        telemetry::register(self.config.label());
+        telemetry::register(self.config.label(), false);
         let config = Arc::clone(&self.config);
         RedlockService { inner, config }
     }

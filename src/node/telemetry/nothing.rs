@@ -9,10 +9,7 @@ use crate::node::telemetry::LockLabels;
 
 pub(crate) fn describe<'a>(_: impl Iterator<Item = &'a Arc<str>>) {}
 
-pub(crate) fn register(_: &'static str) {}
-
-#[cfg(feature = "idempotency")]
-pub(crate) fn register_with_records(_: &'static str) {}
+pub(crate) fn register(_: &'static str, _: bool) {}
 
 pub(crate) fn acquired(_: &LockLabels, _: &'static str, _: Instant, _: Option<Duration>) {}
 

@@ -1,5 +1,7 @@
 //! Metrics, recorded by the crate `metrics`.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,26 +15,27 @@ use crate::node::telemetry::{LockLabels, UNNAMED};
 
 /// The labels that have been registered.
 struct Registered {
-    resources: Vec<&'static str>,
-    groups: Vec<Arc<str>>,
+    /// The kinds of resources, each with whether acquisitions of it may find a record.
+    resources: BTreeMap<&'static str, bool>,
+    groups: BTreeSet<Arc<str>>,
 }
 
 static REGISTERED: Mutex<Registered> = Mutex::new(Registered {
-    resources: Vec::new(),
-    groups: Vec::new(),
+    resources: BTreeMap::new(),
+    groups: BTreeSet::new(),
 });
 
 /// Describes the metrics to the recorder, and registers those without a resource. The groups of a lock service have
 /// names if there are several.
 pub(crate) fn describe<'a>(groups: impl Iterator<Item = &'a Arc<str>>) {
     for (name, what) in COUNTERS {
-        describe_counter!(name, Unit::Count, what);
+        describe_counter!(*name, Unit::Count, *what);
     }
     for (name, what) in GAUGES {
-        describe_gauge!(name, Unit::Count, what);
+        describe_gauge!(*name, Unit::Count, *what);
     }
     for (name, what) in HISTOGRAMS {
-        describe_histogram!(name, Unit::Seconds, what);
+        describe_histogram!(*name, Unit::Seconds, *what);
     }
     // Present from the start: the first increment matters, and a rate is visible only from zero.
     counter!(CONFLICTS_TOTAL).increment(0);
@@ -42,41 +45,35 @@ pub(crate) fn describe<'a>(groups: impl Iterator<Item = &'a Arc<str>>) {
     }
     gauge!(HELD).increment(0.0);
     gauge!(WAITERS).increment(0.0);
-    let mut added = Vec::new();
-    let resources = {
+    let (resources, added) = {
         let registered = &mut *REGISTERED.lock();
-        for group in groups.filter(|group| !registered.groups.contains(group)) {
-            added.push(Arc::clone(group));
-        }
-        registered.groups.extend(added.iter().map(Arc::clone));
-        registered.resources.clone()
+        let added = groups.filter(|group| registered.groups.insert(Arc::clone(group)));
+        let added: Vec<_> = added.collect();
+        (registered.resources.clone(), added)
     };
-    for resource in resources {
-        added
-            .iter()
-            .for_each(|group| register_in(resource, Some(group)));
+    for (resource, has_records) in resources {
+        for group in &added {
+            register_in(resource, has_records, Some(group));
+        }
     }
-    register(UNNAMED);
+    register(UNNAMED, false);
 }
 
 /// Registers the metrics of a kind of resource, so that they can be seen before anything has been counted.
-pub(crate) fn register(resource: &'static str) {
+pub(crate) fn register(resource: &'static str, has_records: bool) {
     counter!(UNPROTECTED_TOTAL, "resource" => resource).increment(0);
     let groups = {
         let registered = &mut *REGISTERED.lock();
-        if !registered.resources.contains(&resource) {
-            registered.resources.push(resource);
-        }
+        *registered.resources.entry(resource).or_default() |= has_records;
         registered.groups.clone()
     };
-    register_in(resource, None);
-    groups
-        .iter()
-        .for_each(|group| register_in(resource, Some(group)));
+    let groups = iter::once(None).chain(groups.iter().map(Some));
+    groups.for_each(|group| register_in(resource, has_records, group));
 }
 
-fn register_in(resource: &'static str, group: Option<&Arc<str>>) {
-    for outcome in OUTCOMES {
+fn register_in(resource: &'static str, has_records: bool, group: Option<&Arc<str>>) {
+    let further = RECORD_OUTCOMES.iter().filter(|_| has_records);
+    for outcome in OUTCOMES.iter().chain(further) {
         let labels = labels([("resource", resource), ("outcome", outcome)], group);
         counter!(ACQUIRE_TOTAL, labels).increment(0);
     }
@@ -96,19 +93,6 @@ fn labels<const N: usize>(
     let labels = labels.map(|(name, value)| Label::from_static_parts(name, value));
     let group = group.map(|group| Label::new("group", Arc::clone(group)));
     labels.into_iter().chain(group).collect()
-}
-
-/// Registers the metrics of a kind of resource whose outcomes are recorded.
-#[cfg(feature = "idempotency")]
-pub(crate) fn register_with_records(resource: &'static str) {
-    register(resource);
-    let groups = REGISTERED.lock().groups.clone();
-    for group in std::iter::once(None).chain(groups.iter().map(Some)) {
-        for outcome in RECORD_OUTCOMES {
-            let labels = labels([("resource", resource), ("outcome", outcome)], group);
-            counter!(ACQUIRE_TOTAL, labels).increment(0);
-        }
-    }
 }
 
 /// Counts an acquisition that was granted or refused.
@@ -263,7 +247,6 @@ const OUTCOMES: [&str; 9] = [
 ];
 
 /// The further outcomes of acquisitions that may find a record.
-#[cfg(feature = "idempotency")]
 const RECORD_OUTCOMES: [&str; 5] = [
     "replayed",
     "other_request",
@@ -275,54 +258,34 @@ const RECORD_OUTCOMES: [&str; 5] = [
 /// The reasons for which locks are lost.
 const LOST_REASONS: [&str; 4] = ["gone", "expired", "max_hold", "revoked"];
 
-const ACQUIRE_TOTAL: &str = "redlock_acquire_total";
-const CONFLICTS_TOTAL: &str = "redlock_conflicts_total";
-const UNRECORDED_TOTAL: &str = "redlock_unrecorded_total";
-const ACQUIRE_SECONDS: &str = "redlock_acquire_seconds";
-const WAIT_SECONDS: &str = "redlock_wait_seconds";
-const HOLD_SECONDS: &str = "redlock_hold_seconds";
-const HELD: &str = "redlock_held";
-const WAITERS: &str = "redlock_waiters";
-const LOST_TOTAL: &str = "redlock_lost_total";
-const UNPROTECTED_TOTAL: &str = "redlock_unprotected_total";
-const NODE_UP: &str = "redlock_node_up";
-const NODE_CALL_SECONDS: &str = "redlock_node_call_seconds";
+/// Defines the names of metrics of one type, and the list of them with their descriptions.
+macro_rules! metrics {
+    ($list:ident: $($name:ident = $text:literal: $what:literal;)+) => {
+        $(const $name: &str = $text;)+
+        const $list: &[(&str, &str)] = &[$(($name, $what)),+];
+    };
+}
 
-/// The counters, each with its description.
-const COUNTERS: [(&str, &str); 5] = [
-    (ACQUIRE_TOTAL, "Lock acquisitions by outcome"),
-    (
-        CONFLICTS_TOTAL,
-        "Idempotent requests that were executed twice",
-    ),
-    (
-        UNRECORDED_TOTAL,
-        "Idempotent requests whose outcome could not be recorded",
-    ),
-    (LOST_TOTAL, "Locks lost while held"),
-    (
-        UNPROTECTED_TOTAL,
-        "Requests served without their lock because no quorum was reachable",
-    ),
-];
+metrics! { COUNTERS:
+    ACQUIRE_TOTAL = "redlock_acquire_total": "Lock acquisitions by outcome";
+    CONFLICTS_TOTAL = "redlock_conflicts_total": "Idempotent requests that were executed twice";
+    UNRECORDED_TOTAL = "redlock_unrecorded_total":
+        "Idempotent requests whose outcome could not be recorded";
+    LOST_TOTAL = "redlock_lost_total": "Locks lost while held";
+    UNPROTECTED_TOTAL = "redlock_unprotected_total":
+        "Requests served without their lock because no quorum was reachable";
+}
 
-/// The gauges, each with its description.
-const GAUGES: [(&str, &str); 3] = [
-    (HELD, "Locks that this process holds"),
-    (WAITERS, "Acquisitions of this process that wait for a lock"),
-    (NODE_UP, "1 if the node answers and may vote, else 0"),
-];
+metrics! { GAUGES:
+    HELD = "redlock_held": "Locks that this process holds";
+    WAITERS = "redlock_waiters": "Acquisitions of this process that wait for a lock";
+    NODE_UP = "redlock_node_up": "1 if the node answers and may vote, else 0";
+}
 
-/// The histograms, each with its description.
-const HISTOGRAMS: [(&str, &str); 4] = [
-    (
-        ACQUIRE_SECONDS,
-        "Time until a lock was granted or refused, including the time spent waiting",
-    ),
-    (
-        WAIT_SECONDS,
-        "Time that acquisitions waited for another holder",
-    ),
-    (HOLD_SECONDS, "Time that locks were held"),
-    (NODE_CALL_SECONDS, "Time that a node took to answer"),
-];
+metrics! { HISTOGRAMS:
+    ACQUIRE_SECONDS = "redlock_acquire_seconds":
+        "Time until a lock was granted or refused, including the time spent waiting";
+    WAIT_SECONDS = "redlock_wait_seconds": "Time that acquisitions waited for another holder";
+    HOLD_SECONDS = "redlock_hold_seconds": "Time that locks were held";
+    NODE_CALL_SECONDS = "redlock_node_call_seconds": "Time that a node took to answer";
+}
