@@ -42,7 +42,7 @@ pub struct RedlockBuilder {
     pub(super) settings: Settings,
     runtime: Option<Handle>,
     #[cfg(feature = "redis")]
-    credentials: Option<Arc<dyn AnyProvider>>,
+    credentials: Option<AnyProvider>,
     /// The settings that were read from environment variables, and not set again.
     pub(super) variables: Vec<&'static str>,
 }
@@ -233,7 +233,7 @@ impl RedlockBuilder {
     /// ```
     #[cfg(feature = "redis")]
     pub fn credentials(mut self, provider: impl CredentialsProvider) -> Self {
-        self.credentials = Some(Arc::new(provider));
+        self.credentials = Some(AnyProvider::new(provider));
         self
     }
 

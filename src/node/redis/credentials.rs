@@ -1,6 +1,5 @@
 //! Credentials: what connections log in with, and the provider that is asked for them.
 
-use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -136,36 +135,29 @@ impl CredentialsProvider for Credentials {
     }
 }
 
-/// Any provider, whose credentials it puts into the settings of a connection.
-pub(crate) trait AnyProvider: Send + Sync {
-    fn add_to<'a>(
-        &'a self,
-        settings: RedisConnectionInfo,
-        node: &'a str,
-    ) -> BoxFuture<'a, Result<RedisConnectionInfo, BoxError>>;
-}
+/// Any provider.
+#[derive(Clone)]
+pub(crate) struct AnyProvider(
+    Arc<dyn Fn(Arc<str>) -> BoxFuture<'static, Result<Credentials, BoxError>> + Send + Sync>,
+);
 
-impl<P: CredentialsProvider> AnyProvider for P {
-    fn add_to<'a>(
-        &'a self,
-        settings: RedisConnectionInfo,
-        node: &'a str,
-    ) -> BoxFuture<'a, Result<RedisConnectionInfo, BoxError>> {
-        Box::pin(async move { self.credentials(node).await?.add_to(settings).await })
+impl AnyProvider {
+    pub(crate) fn new(provider: impl CredentialsProvider) -> Self {
+        let provider = Arc::new(provider);
+        Self(Arc::new(move |node| {
+            let provider = Arc::clone(&provider);
+            async move { provider.credentials(&node).await }.boxed()
+        }))
     }
 }
 
-/// Shows nothing of it, because it may have secrets.
-impl fmt::Debug for dyn AnyProvider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CredentialsProvider")
-    }
-}
+// It may have secrets.
+opaque_debug! { AnyProvider(..) }
 
 /// A provider, and for how long it is asked.
 #[derive(Debug, Clone)]
 pub(crate) struct Login {
-    pub(crate) provider: Arc<dyn AnyProvider>,
+    pub(crate) provider: AnyProvider,
     pub(crate) limit: Duration,
 }
 
@@ -176,8 +168,12 @@ impl Login {
         settings: RedisConnectionInfo,
         node: &str,
     ) -> Result<RedisConnectionInfo, Arc<str>> {
+        let asked = async {
+            let credentials = (self.provider.0)(node.into()).await?;
+            credentials.add_to(settings).await
+        };
         // What it panics with may have secrets, so it goes to the panic hook only.
-        let asked = AssertUnwindSafe(self.provider.add_to(settings, node)).catch_unwind();
+        let asked = AssertUnwindSafe(asked).catch_unwind();
         let late = || format!("no answer within {:?}, the connect_timeout", self.limit);
         let asked = match timeout(self.limit, asked).await {
             Ok(Ok(answer)) => answer,
