@@ -417,9 +417,16 @@ fn kind_len(part: &[u8]) -> Option<NonZeroU8> {
 /// Returns the first part of the encoding of a tuple, and the others.
 pub(crate) fn split_part(encoded: &[u8]) -> Option<(&[u8], &[u8])> {
     let colon = encoded.iter().position(|byte| *byte == b':')?;
-    let len = str::from_utf8(&encoded[..colon]).ok()?.parse().ok()?;
-    let (part, rest) = encoded[colon + 1..].split_at_checked(len)?;
+    let (part, rest) = encoded[colon + 1..].split_at_checked(number(&encoded[..colon])?)?;
     Some((part, rest.strip_prefix(b",")?))
+}
+
+/// Returns the number that is written in this way: in decimal digits, without leading zeros.
+pub(super) fn number(digits: &[u8]) -> Option<usize> {
+    let is_canonical = digits.iter().all(u8::is_ascii_digit)
+        && (digits.len() == 1 || digits.first() != Some(&b'0'));
+    let text = str::from_utf8(digits).ok().filter(|_| is_canonical)?;
+    text.parse().ok()
 }
 
 fn push_part(encoded: &mut Vec<u8>, part: &[u8]) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::protocol::key::LockKey;
+use crate::protocol::key::{LockKey, number, split_part};
 
 /// The most slots of a key: a node names the free ones by one bit each.
 pub(crate) const MAX_SLOTS: usize = 64;
@@ -100,26 +100,11 @@ fn placed_as(key: &[u8]) -> &[u8] {
 
 /// Returns the key whose slot this is the key of, if it is one.
 fn slotted(key: &[u8]) -> Option<&[u8]> {
-    // The parts of a tuple, as they are encoded.
-    let colon = key.iter().position(|byte| *byte == b':')?;
-    let length = number(&key[..colon])?;
-    let (first, rest) = key[colon + 1..].split_at_checked(length)?;
-    let slot = match rest.strip_prefix(b",4:slot,")? {
-        [b'1', b':', slot @ .., b','] if slot.len() == 1 => slot,
-        [b'2', b':', slot @ .., b','] if slot.len() == 2 => slot,
-        _ => return None,
-    };
-    (number(slot)? < MAX_SLOTS).then_some(first)
-}
-
-/// Returns the number that is written in this way: in decimal digits, without leading zeros.
-fn number(digits: &[u8]) -> Option<usize> {
-    let is_canonical = digits.iter().all(u8::is_ascii_digit)
-        && (digits.len() == 1 || digits.first() != Some(&b'0'));
-    if !is_canonical {
-        return None;
-    }
-    std::str::from_utf8(digits).ok()?.parse().ok()
+    let (first, rest) = split_part(key)?;
+    let (word, rest) = split_part(rest)?;
+    let (slot, rest) = split_part(rest)?;
+    let is_slot = word == b"slot" && rest.is_empty() && number(slot)? < MAX_SLOTS;
+    is_slot.then_some(first)
 }
 
 fn fnv(bytes: &[u8]) -> u64 {
