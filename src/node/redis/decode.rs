@@ -7,7 +7,7 @@ use deadpool_redis::redis::Value;
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
-use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
+use crate::node::redis::describe::{describe_refusal, is_denial, refusal, with_remedy};
 use crate::node::redis::table::number;
 use crate::protocol::message::{
     Command, HolderMark, KeyState, MAX_HOLDERS, Op, Reply, Scanned, Seen, SharedOp,
@@ -16,9 +16,7 @@ use crate::protocol::{FencingToken, Holder, Record, Shown};
 
 /// Decodes a server's reply to a job.
 pub(super) fn decode(job: &Job, value: &Value, node: &Arc<str>) -> Result<Reply, NodeFailure> {
-    if matches!(value, Value::ServerError(_))
-        && let Some(why) = describe_refusal(value)
-    {
+    if let Some(why) = describe_refusal(value) {
         return Err(NodeFailure::refused(node, why));
     }
     match read(&job.packet.command, value) {
@@ -58,13 +56,13 @@ pub(super) fn is_refusal_of_call(value: &Value) -> bool {
 }
 
 fn has_code(value: &Value, codes: &[&str]) -> bool {
-    let Value::ServerError(error) = value else {
+    let Some((code, details)) = refusal(value) else {
         return false;
     };
     // Servers before 7.0 put the code of an error within a script into the text.
-    let words = error.details().unwrap_or_default().split([' ', ':']);
+    let words = details.split([' ', ':']);
     let mut found = words.filter_map(|word| word.strip_prefix('-'));
-    codes.contains(&error.code()) || found.any(|code| codes.contains(&code))
+    codes.contains(&code) || found.any(|code| codes.contains(&code))
 }
 
 /// The server runs a script, loads its data, cannot save them, has too little memory, is or was a replica, has too

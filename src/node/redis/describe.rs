@@ -13,10 +13,7 @@ pub(super) fn describe(error: &RedisError) -> String {
 
 /// Describes the refusal of `AUTH`, if it was refused. A server that does not know the command repeats its arguments.
 pub(super) fn describe_auth(reply: &Value) -> Option<Arc<str>> {
-    let Value::ServerError(error) = reply else {
-        return None;
-    };
-    let (code, details) = (error.code(), error.details().unwrap_or_default());
+    let (code, details) = refusal(reply)?;
     let has_no_arguments = ["WRONGPASS", "NOPERM", "NOAUTH"].contains(&code);
     match has_no_arguments || details.starts_with(TOO_MANY) {
         true => describe_refusal(reply),
@@ -26,33 +23,32 @@ pub(super) fn describe_auth(reply: &Value) -> Option<Arc<str>> {
 
 /// Returns whether a server refused credentials because they are wrong, or no longer right.
 pub(super) fn is_wrong_login(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if ["WRONGPASS", "NOAUTH"].contains(&error.code()))
+    refusal(reply).is_some_and(|(code, _)| ["WRONGPASS", "NOAUTH"].contains(&code))
 }
 
 /// Describes the error that a server replied with, if it did.
 pub(super) fn describe_refusal(reply: &Value) -> Option<Arc<str>> {
-    let Value::ServerError(error) = reply else {
-        return None;
-    };
-    let details = error.details().unwrap_or_default();
-    Some(with_remedy(format!("{} {details}", error.code())).into())
+    let (code, details) = refusal(reply)?;
+    Some(with_remedy(format!("{code} {details}")).into())
+}
+
+/// Returns the code and the text of the error that a server replied with, if it did.
+pub(super) fn refusal(reply: &Value) -> Option<(&str, &str)> {
+    match reply {
+        Value::ServerError(error) => Some((error.code(), error.details().unwrap_or_default())),
+        _ => None,
+    }
 }
 
 /// Returns whether a server no longer is what was admitted on a connection: it wants another login, or has lost hash slots.
 pub(super) fn ends_admission(reply: &Value) -> bool {
-    let Value::ServerError(error) = reply else {
-        return false;
-    };
-    let why = format!("{} {}", error.code(), error.details().unwrap_or_default());
-    is_wrong_login(reply) || ELSEWHERE.iter().any(|elsewhere| why.contains(elsewhere))
+    let is_elsewhere = |(code, details)| is_elsewhere(&format!("{code} {details}"));
+    is_wrong_login(reply) || refusal(reply).is_some_and(is_elsewhere)
 }
 
 /// Returns whether a server refused a request because its user lacks a permission.
 pub(super) fn is_denial(reply: &Value) -> bool {
-    let Value::ServerError(error) = reply else {
-        return false;
-    };
-    is_denied(error.code()) || error.details().is_some_and(is_denied)
+    refusal(reply).is_some_and(|(code, details)| is_denied(code) || is_denied(details))
 }
 
 /// Describes that a server was not connected to in time.
@@ -102,7 +98,7 @@ pub(super) fn with_remedy(why: String) -> String {
         format!("{why}; raise its maxclients, or close connections of others")
     } else if why.contains("WRONGTYPE") {
         format!("{why}; {FOREIGN_DATA}")
-    } else if ELSEWHERE.iter().any(|elsewhere| why.contains(elsewhere)) {
+    } else if is_elsewhere(&why) {
         format!("{why}; {ALL_SLOTS}")
     } else if why.contains("SELECT is not allowed") {
         format!("{why}; leave the database out of the URL")
@@ -113,6 +109,10 @@ pub(super) fn with_remedy(why: String) -> String {
 
 fn is_denied(text: &str) -> bool {
     DENIED.iter().any(|denied| text.contains(denied))
+}
+
+fn is_elsewhere(text: &str) -> bool {
+    ELSEWHERE.iter().any(|elsewhere| text.contains(elsewhere))
 }
 
 /// The messages by which servers, or redis-rs for them, report a missing permission; the last two within scripts.
