@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::node::sync::{Mutex, Notify};
-use crate::protocol::Quorum;
+use crate::protocol::{NodeSet, Quorum};
 
 /// What the nodes have published to this process about one lock.
 #[derive(Debug)]
@@ -29,8 +29,8 @@ pub(crate) struct ReleaseSignal {
 
 #[derive(Debug)]
 struct Published {
-    /// By node, whether this process is subscribed there.
-    subscribed: Vec<bool>,
+    /// The nodes at which this process is subscribed.
+    subscribed: NodeSet,
     /// By node, the number of its messages.
     messages: Vec<u64>,
     /// The number of subscribers of the last message, this process included.
@@ -60,7 +60,7 @@ impl ReleaseSignal {
         Arc::new(Self {
             majority: quorum.majority(),
             published: Mutex::new(Published {
-                subscribed: vec![false; quorum.nodes()],
+                subscribed: NodeSet::default(),
                 messages: vec![0; quorum.nodes()],
                 subscribers: 1,
             }),
@@ -72,7 +72,10 @@ impl ReleaseSignal {
     pub(crate) fn set_subscribed(&self, node: usize, subscribed: bool) {
         let mut published = self.published.lock();
         let before = published.is_subscribed(self.majority);
-        published.subscribed[node] = subscribed;
+        match subscribed {
+            true => published.subscribed.insert(node),
+            false => published.subscribed.remove(node),
+        };
         if before != published.is_subscribed(self.majority) {
             // The lock may have been released without a message to this process.
             published.messages.iter_mut().for_each(|count| *count += 1);
@@ -135,7 +138,7 @@ impl ReleaseWatch {
 
 impl Published {
     fn is_subscribed(&self, majority: usize) -> bool {
-        self.subscribed.iter().filter(|is| **is).count() >= majority
+        self.subscribed.len() >= majority
     }
 
     /// Returns whether a majority of the nodes has sent messages since these counts.
