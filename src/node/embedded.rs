@@ -1,14 +1,12 @@
 //! The embedded node, which lives in this process: for development, tests and single-process services.
 
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::sync::Arc;
 
 use crate::node::Mutex;
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::release_signal::{Subscriber, Subscribers, Subscription};
+use crate::node::system::Epoch;
 use crate::node::traits::Node;
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::{KeyNames, Store};
@@ -20,8 +18,7 @@ pub(crate) struct EmbeddedNode {
     store: Mutex<Store>,
     /// Shared with the subscriptions, which may outlive the node.
     subscribers: Arc<Subscribers>,
-    /// Set at first use: a node may be built before the runtime whose clock it follows.
-    epoch: OnceLock<Instant>,
+    epoch: Epoch,
 }
 
 impl EmbeddedNode {
@@ -30,28 +27,23 @@ impl EmbeddedNode {
             name: format!("embedded-{index}").into(),
             store: Mutex::default(),
             subscribers: Arc::default(),
-            epoch: OnceLock::new(),
+            epoch: Epoch::default(),
         }
     }
 
     pub(crate) fn apply(&self, command: &Command) -> Reply {
-        let now = self.now();
+        let now = self.epoch.elapsed();
         self.store.lock().apply(command, now)
     }
 
     #[cfg(feature = "test-util")]
     pub(crate) fn held(&self) -> usize {
-        self.store.lock().held(self.now())
+        self.store.lock().held(self.epoch.elapsed())
     }
 
     #[cfg(feature = "test-util")]
     pub(crate) fn wipe(&self) {
         *self.store.lock() = Store::new();
-    }
-
-    fn now(&self) -> Duration {
-        let now = Instant::now();
-        now.saturating_duration_since(*self.epoch.get_or_init(|| now))
     }
 }
 
@@ -66,8 +58,8 @@ impl Node for EmbeddedNode {
         if job.packet.notifies {
             // A reader that leaves frees nothing while others stay.
             let may_stay = matches!(op, Op::Shared(_) | Op::ReleaseAfter { .. });
-            let is_free =
-                |name: &&KeyNames| !may_stay || self.store.lock().is_free(name, self.now());
+            let now = self.epoch.elapsed();
+            let is_free = |name: &&KeyNames| !may_stay || self.store.lock().is_free(name, now);
             let names = names.iter().filter(is_free);
             let counts = names.map(|name| self.subscribers.publish(name.channel()));
             job.sender.set_subscribers(counts.max().unwrap_or(0));

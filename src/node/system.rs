@@ -1,6 +1,7 @@
 //! Randomness, digests and the wall clock, which the protocol floor takes as arguments; sums of instants.
 
 use std::cell::RefCell;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -61,6 +62,17 @@ pub(crate) const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// Adds a duration to an instant; cuts it to [`NEVER`].
 pub(crate) fn after(instant: Instant, duration: Duration) -> Instant {
     instant + duration.min(NEVER)
+}
+
+/// A clock that begins at its first use: its owner may be built before the runtime whose time it follows.
+#[derive(Debug, Default)]
+pub(crate) struct Epoch(OnceLock<Instant>);
+
+impl Epoch {
+    pub(crate) fn elapsed(&self) -> Duration {
+        let now = Instant::now();
+        now.saturating_duration_since(*self.0.get_or_init(|| now))
+    }
 }
 
 /// Returns the SHA-256 digest of these bytes.

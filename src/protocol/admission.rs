@@ -33,6 +33,8 @@ pub struct Introduction {
 pub struct Admissions {
     window: Duration,
     nodes: BTreeMap<Arc<str>, Known>,
+    /// The memories to which names led before, each until an instant.
+    former: Vec<(Arc<str>, Known, Duration)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -53,6 +55,7 @@ impl Admissions {
         Self {
             window,
             nodes: BTreeMap::new(),
+            former: Vec::new(),
         }
     }
 
@@ -77,17 +80,17 @@ impl Admissions {
         let rounding = Duration::from_nanos(1_999_999_999);
         let least_uptime = Duration::from_secs(self.window.saturating_add(rounding).as_secs());
         let by_uptime = least_uptime.saturating_sub(introduction.uptime);
-        let known = self.nodes.get(node);
-        let forgot = known.is_some_and(|known| {
-            known.run_id != introduction.run_id
-                || known.replication_id != introduction.replication_id
-                || known.generation != introduction.generation
+        let before = self.nodes.get(node);
+        let forgot = before.is_some_and(|before| {
+            before.run_id != introduction.run_id
+                || before.replication_id != introduction.replication_id
+                || before.generation != introduction.generation
         });
         // A second check, against steps of the node's clock.
         let lost_memory = if forgot {
             Some(now)
         } else {
-            known.and_then(|known| known.lost_memory)
+            before.and_then(|before| before.lost_memory)
         };
         let by_own_clock = lost_memory.map_or(Duration::ZERO, |at| {
             self.window.saturating_sub(now.saturating_sub(at))
@@ -99,16 +102,40 @@ impl Admissions {
             lost_memory,
             is_connected: true,
         };
+        let is_left = |before: &&Known| before.is_connected && !before.is_same(&known);
+        if let Some(before) = before.filter(is_left) {
+            self.former.push((Arc::clone(node), before.clone(), now));
+        }
         self.nodes.insert(Arc::clone(node), known);
         by_generation.max(by_uptime).max(by_own_clock)
     }
 
     /// Marks `node` as disconnected. A new connection needs a new admission, because another node may be
     /// behind the name by then; until then `node` is no twin of any node.
-    pub fn disconnect(&mut self, node: &str) {
-        if let Some(known) = self.nodes.get_mut(node) {
+    pub fn disconnect(&mut self, node: &Arc<str>, now: Duration) {
+        let known = self.nodes.get_mut(node);
+        if let Some(known) = known.filter(|known| known.is_connected) {
             known.is_connected = false;
+            self.former.push((Arc::clone(node), known.clone(), now));
         }
+    }
+
+    /// Returns how long `node`, which has just been admitted, must not vote because another name leads to its memory, or led
+    /// there: an attempt to acquire a lock, which takes no longer than `attempt`, may have counted its vote under that name.
+    pub fn moved(&mut self, node: &str, attempt: Duration, now: Duration) -> Duration {
+        let left = |until: Duration| attempt.saturating_sub(now.saturating_sub(until));
+        self.former.retain(|(_, _, until)| !left(*until).is_zero());
+        let Some(known) = self.nodes.get(node) else {
+            return Duration::ZERO;
+        };
+        if self.twin_of(node).is_some() {
+            return attempt;
+        }
+        let former = self.former.iter();
+        let same = former.filter(|(name, former, _)| **name != *node && former.is_same(known));
+        same.map(|(_, _, until)| left(*until))
+            .max()
+            .unwrap_or_default()
     }
 
     /// Returns another name of the server behind `node`, or the name of a copy of it. Neither may vote,
@@ -128,8 +155,12 @@ impl Admissions {
 
 impl Known {
     fn is_twin_of(&self, other: &Self) -> bool {
-        let is_same = self.run_id == other.run_id || self.generation == other.generation;
-        is_same && self.is_connected && other.is_connected
+        self.is_same(other) && self.is_connected && other.is_connected
+    }
+
+    /// Returns whether both are one memory, or one is a copy of the other.
+    fn is_same(&self, other: &Self) -> bool {
+        self.run_id == other.run_id || self.generation == other.generation
     }
 }
 
@@ -210,7 +241,7 @@ mod tests {
         let same = || introduction("same", 100, &g, 100);
         guard.admit(&a, same(), secs(0));
         guard.admit(&b, same(), secs(0));
-        guard.disconnect("b");
+        guard.disconnect(&b, secs(0));
         assert!(guard.twin_of("a").is_none() && guard.twin_of("b").is_none());
         assert!(!guard.has_twins());
         guard.admit(&b, same(), secs(1));

@@ -21,19 +21,18 @@
 //! *Off.* With the restart guard off, a server is asked for its run id only, for the duplicates. It has no generation
 //! then, no quarantine, and is trusted if it does not tell its run id.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use deadpool_redis::redis::{Value, cmd, from_redis_value, pipe};
-use tokio::time::Instant;
 
 use crate::node::Mutex;
 use crate::node::redis::describe::{ALL_SLOTS, describe_refusal};
 use crate::node::redis::link::Link;
-use crate::node::redis::table::ADMIT;
-use crate::node::system::unguessable;
+use crate::node::redis::table::{ADMIT, GenerationCheck};
+use crate::node::system::{Epoch, unguessable};
 use crate::protocol::OwnerToken;
 use crate::protocol::admission::{Admissions, Generation, Introduction};
 
@@ -47,32 +46,25 @@ pub(crate) struct Guard {
     has_duplicates: AtomicBool,
     /// Whether it has been logged that duplicates may go unnoticed.
     has_warned: AtomicBool,
-    /// Set at first use, because the guard may be built before the runtime whose clock it uses.
-    epoch: OnceLock<Instant>,
+    epoch: Epoch,
 }
 
 /// The reports of the servers.
 #[derive(Debug)]
 struct Observed {
     admissions: Admissions,
-    /// The server to whose memory each name leads.
-    servers: BTreeMap<Arc<str>, Introduction>,
-    /// Those to whose memories names led before, each until an instant.
-    former: Vec<(Arc<str>, Introduction, Duration)>,
     warned_of_eviction: BTreeSet<Arc<str>>,
 }
 
 /// The admission of a server on one connection.
-#[derive(Debug, Clone, Default)]
+#[derive(Default)]
 pub(super) struct Admission {
     /// The run id of its process; `None` if the guard is off and the server does not tell it.
     pub(super) run_id: Option<Arc<str>>,
-    /// Its generation, which every request for a vote on this connection names; `None` if the guard is off.
-    pub(super) generation: Option<Generation>,
+    /// What requests on this connection have beside their commands; no generation if the guard is off.
+    pub(super) check: GenerationCheck,
     /// The remaining time of the quarantine, or zero.
     pub(super) left: Duration,
-    /// Whether it runs in cluster mode, with all hash slots.
-    pub(super) in_cluster_mode: bool,
 }
 
 impl Guard {
@@ -80,8 +72,6 @@ impl Guard {
     pub(crate) fn new(window: Duration, generation_key: Option<Arc<[u8]>>) -> Arc<Self> {
         let observed = Observed {
             admissions: Admissions::new(window),
-            servers: BTreeMap::new(),
-            former: Vec::new(),
             warned_of_eviction: BTreeSet::new(),
         };
         Arc::new(Self {
@@ -89,7 +79,7 @@ impl Guard {
             observed: Mutex::new(observed),
             has_duplicates: AtomicBool::new(false),
             has_warned: AtomicBool::new(false),
-            epoch: OnceLock::new(),
+            epoch: Epoch::default(),
         })
     }
 
@@ -116,9 +106,12 @@ impl Guard {
         let generation = introduction.generation.clone();
         Ok(Admission {
             run_id: Some(Arc::clone(&introduction.run_id)),
-            generation: Some(generation).filter(|_| self.generation_key.is_some()),
+            check: GenerationCheck {
+                key: self.generation_key.clone(),
+                generation: Some(generation).filter(|_| self.generation_key.is_some()),
+                in_cluster_mode,
+            },
             left: self.introduce(node, introduction, attempt),
-            in_cluster_mode,
         })
     }
 
@@ -212,25 +205,20 @@ impl Guard {
         introduction: Introduction,
         attempt: Duration,
     ) -> Duration {
-        let now = self.now();
-        let mut observed = self.observed.lock();
-        let moved = observed.set_server(node, &introduction, attempt, now);
-        let left = observed.admissions.admit(node, introduction, now);
+        let now = self.epoch.elapsed();
+        let admissions = &mut self.observed.lock().admissions;
+        let left = admissions.admit(node, introduction, now);
         self.has_duplicates
-            .store(observed.admissions.has_twins(), Ordering::Relaxed);
-        left.max(moved)
+            .store(admissions.has_twins(), Ordering::Relaxed);
+        left.max(admissions.moved(node, attempt, now))
     }
 
     /// Forgets a node, to which there is no connection any more and none about to be used.
-    pub(super) fn forget(&self, node: &str) {
-        let now = self.now();
-        let mut observed = self.observed.lock();
-        observed.admissions.disconnect(node);
-        if let Some((name, server)) = observed.servers.remove_entry(node) {
-            observed.former.push((name, server, now));
-        }
+    pub(super) fn forget(&self, node: &Arc<str>) {
+        let admissions = &mut self.observed.lock().admissions;
+        admissions.disconnect(node, self.epoch.elapsed());
         self.has_duplicates
-            .store(observed.admissions.has_twins(), Ordering::Relaxed);
+            .store(admissions.has_twins(), Ordering::Relaxed);
     }
 
     /// Returns whether any two nodes are one server.
@@ -246,41 +234,6 @@ impl Guard {
             return None;
         }
         self.observed.lock().admissions.twin_of(node).cloned()
-    }
-
-    fn now(&self) -> Duration {
-        let now = Instant::now();
-        now.saturating_duration_since(*self.epoch.get_or_init(|| now))
-    }
-}
-
-impl Observed {
-    /// Sets the server to whose memory a name leads. Returns how long it must not vote because another name led there: an
-    /// attempt may have counted its vote under that name already.
-    fn set_server(
-        &mut self,
-        node: &Arc<str>,
-        server: &Introduction,
-        attempt: Duration,
-        now: Duration,
-    ) -> Duration {
-        let left = |until: Duration| attempt.saturating_sub(now.saturating_sub(until));
-        let is_same = |other: &Introduction| {
-            other.run_id == server.run_id || other.generation == server.generation
-        };
-        self.former.retain(|(_, _, until)| !left(*until).is_zero());
-        let others = self.servers.iter().map(|(name, other)| (name, other, now));
-        let former = self.former.iter();
-        let former = former.map(|(name, other, until)| (name, other, *until));
-        let same = others.chain(former);
-        let same = same.filter(|(name, other, _)| *name != node && is_same(other));
-        let left = same.map(|(_, _, until)| left(until)).max();
-        if let Some(before) = self.servers.insert(Arc::clone(node), server.clone())
-            && !is_same(&before)
-        {
-            self.former.push((Arc::clone(node), before, now));
-        }
-        left.unwrap_or_default()
     }
 }
 

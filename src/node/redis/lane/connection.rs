@@ -26,7 +26,7 @@ use tokio::time::{Instant, timeout};
 use crate::node::redis::describe::describe_timeout;
 use crate::node::redis::lane::state::{KEEPALIVE, Lane, Live, Next, PROBE_PAUSE};
 use crate::node::redis::server::RedisServer;
-use crate::node::redis::table::{GenerationCheck, load_all};
+use crate::node::redis::table::load_all;
 
 /// The minimum time limit of an attempt. With the pause, it bounds how long after its recovery a server is back that
 /// was reached before.
@@ -83,7 +83,7 @@ impl Lane {
         self.last_took = Some(now - opened.since);
         self.attempts = 0;
         opened.since = now;
-        let left = opened.left;
+        let left = opened.admission.left;
         self.live = Some(opened);
         self.next = Next::None;
         if left.is_zero() {
@@ -150,7 +150,8 @@ impl Lane {
         // The standby was admitted last, so the guard and callers know the node by its memory. With the restart guard off,
         // only the run id tells servers apart.
         if let (Some(live), Next::Standby(opened, _)) = (&self.live, &self.next)
-            && (opened.check.generation != live.check.generation || opened.run_id != live.run_id)
+            && (opened.admission.check.generation != live.admission.check.generation
+                || opened.admission.run_id != live.admission.run_id)
         {
             return !self.adopt_standby();
         }
@@ -190,21 +191,14 @@ async fn open(server: &RedisServer, began: Instant) -> Result<Live, Arc<str>> {
     let mut link = server.pool.manager().create().await?;
     // Before the admission, whose script is one of these.
     link.call_all(&load_all(false)).await?;
-    let guard = &server.guard;
     let attempt = server.timeouts.connect + server.timeouts.node;
-    let admission = guard.admit(&server.name, &mut link, attempt).await?;
-    if admission.in_cluster_mode {
+    let admission = server.guard.admit(&server.name, &mut link, attempt).await?;
+    if admission.check.in_cluster_mode {
         link.call_all(&load_all(true)).await?;
     }
     Ok(Live {
         link,
-        run_id: admission.run_id,
-        check: GenerationCheck {
-            key: guard.generation_key.clone(),
-            generation: admission.generation,
-            in_cluster_mode: admission.in_cluster_mode,
-        },
-        left: admission.left,
+        admission,
         since: began,
         is_used: false,
         shares_from: began,
@@ -217,6 +211,7 @@ pub(super) mod tests {
     use tokio::time::advance;
 
     use super::*;
+    use crate::node::redis::guard::Admission;
     use crate::node::redis::link::{Link, Socket};
     use crate::node::redis::server::tests::server;
     use crate::protocol::admission::Generation;
@@ -230,9 +225,7 @@ pub(super) mod tests {
         let (client, server) = tokio::join!(client, listener.accept());
         let opened = Live {
             link: Link::Own(Box::new(Socket::new(Box::new(client.unwrap())))),
-            run_id: None,
-            check: GenerationCheck::default(),
-            left: Duration::ZERO,
+            admission: Admission::default(),
             since: Instant::now(),
             is_used: false,
             shares_from: Instant::now(),
@@ -320,13 +313,13 @@ pub(super) mod tests {
             lane.start_attempt();
             assert!(lane.live.is_some() && lane.is_probing());
             let mut standby = candidate().await.0;
-            standby.run_id = Some("standby".into());
+            standby.admission.run_id = Some("standby".into());
             lane.next = Next::Standby(Box::new(standby), Instant::now() + LIMIT);
             lane.on_timer();
             assert!(lane.is_probing());
             advance(LIMIT).await;
             way(&mut lane);
-            assert!(lane.live.as_ref().unwrap().run_id.is_some());
+            assert!(lane.live.as_ref().unwrap().admission.run_id.is_some());
         }
     }
 
@@ -341,11 +334,11 @@ pub(super) mod tests {
         ] {
             let mut lane = Lane::new(server());
             let mut live = candidate().await.0;
-            live.run_id = Some("run".into());
+            live.admission.run_id = Some("run".into());
             lane.adopt(live);
             let mut standby = candidate().await.0;
-            standby.run_id = Some(run_id.into());
-            standby.check.generation = generation;
+            standby.admission.run_id = Some(run_id.into());
+            standby.admission.check.generation = generation;
             lane.next = Next::Standby(Box::new(standby), Instant::now());
             assert_eq!(lane.on_recovered(), !is_used);
             assert!(lane.live.is_some() && !lane.is_probing());

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
+use crate::node::redis::guard::Admission;
 use crate::node::redis::lane::calls::Calls;
 use crate::node::redis::link::Link;
 use crate::node::redis::server::{RedisServer, weight};
@@ -58,11 +59,7 @@ pub(super) struct Lane {
 /// A connection that is ready for lock commands.
 pub(super) struct Live {
     pub(super) link: Link,
-    /// The run id of its process, if it was asked and told.
-    pub(super) run_id: Option<Arc<str>>,
-    pub(super) check: GenerationCheck,
-    /// For how long its server must not vote, or zero.
-    pub(super) left: Duration,
+    pub(super) admission: Admission,
     /// Since when it is used; before that, since when it was being opened.
     pub(super) since: Instant,
     /// Whether any job was sent on it.
@@ -136,10 +133,10 @@ impl Lane {
             && calls.len() > 0
         {
             live.is_used = true;
+            let check = &live.admission.check;
             live.link.send(calls.len(), |output| {
                 for jobs in calls {
-                    let commands = jobs.map(|job| job.encoded(&live.check));
-                    encode_call_into(commands, &live.check, output);
+                    encode_call_into(jobs.map(|job| job.encoded(check)), check, output);
                 }
             });
             self.calls.on_sent();
@@ -279,5 +276,5 @@ impl Lane {
 /// Returns the check with which requests can share a call, if they can.
 pub(super) fn shared_check(live: &Option<Live>, now: Instant) -> Option<&GenerationCheck> {
     let live = live.as_ref().filter(|live| live.shares_from <= now);
-    live.map(|live| &live.check)
+    live.map(|live| &live.admission.check)
 }

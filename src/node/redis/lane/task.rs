@@ -175,7 +175,7 @@ impl Lane {
         }
         if let Some(live) = self.live.as_ref().filter(|_| forgot_scripts) {
             // By `SCRIPT FLUSH`.
-            self.send_pipeline(&load_all(live.check.in_cluster_mode));
+            self.send_pipeline(&load_all(live.admission.check.in_cluster_mode));
         }
         if !self.parked.is_empty() {
             self.send_parked();
