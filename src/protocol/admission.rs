@@ -251,4 +251,29 @@ mod tests {
         assert!(!guard.has_twins());
         assert_eq!(left, secs(20));
     }
+
+    #[test]
+    fn name_that_leads_to_the_memory_of_another_waits_for_an_attempt() {
+        let (mut guard, attempt) = (Admissions::new(Duration::ZERO), secs(3));
+        let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
+        let (g1, g2) = (generation(1, "one"), generation(2, "two"));
+        let one = || introduction("one", 100, &g1, 100);
+        guard.admit(&a, one(), secs(0));
+        assert_eq!(guard.moved("a", attempt, secs(0)), secs(0));
+        guard.disconnect(&a, secs(1));
+        guard.admit(&b, one(), secs(2));
+        assert_eq!(guard.moved("b", attempt, secs(2)), secs(2));
+        // It may come back to a memory that it has left itself.
+        guard.admit(&b, introduction("two", 100, &g2, 100), secs(3));
+        assert_eq!(guard.moved("b", attempt, secs(3)), secs(0));
+        guard.admit(&b, one(), secs(3));
+        assert_eq!(guard.moved("b", attempt, secs(3)), secs(1));
+        assert_eq!(guard.moved("b", attempt, secs(4)), secs(0));
+        // It was left by changing, and is now led to by both.
+        guard.admit(&b, introduction("two", 100, &g2, 100), secs(4));
+        guard.admit(&a, one(), secs(5));
+        assert_eq!(guard.moved("a", attempt, secs(5)), secs(2));
+        guard.admit(&b, one(), secs(9));
+        assert_eq!(guard.moved("b", attempt, secs(9)), attempt);
+    }
 }
