@@ -284,20 +284,6 @@ struct Extras {
     span: Option<Span>,
 }
 
-impl Extras {
-    fn apply_to(self, outcome: Result<Reply, NodeFailure>) -> Result<Reply, NodeFailure> {
-        let failure = self.without_record;
-        let outcome = match failure.filter(|_| outcome == Ok(Reply::NotDone)) {
-            Some(failure) => Err(failure),
-            None => outcome,
-        };
-        if let Some(span) = self.span.filter(|_| outcome.is_err()) {
-            span.record("otel.status_code", "ERROR");
-        }
-        outcome
-    }
-}
-
 /// One node's vote in one phase of a lease.
 #[derive(Debug, Clone)]
 pub(crate) struct Vote {
@@ -431,11 +417,16 @@ impl Drop for VoteReceiver {
 
 impl VoteSender {
     /// Sends the vote.
-    pub(crate) fn send(mut self, outcome: Result<Reply, NodeFailure>) {
-        let outcome = match self.extras.take() {
-            Some(extras) => extras.apply_to(outcome),
-            None => outcome,
-        };
+    pub(crate) fn send(mut self, mut outcome: Result<Reply, NodeFailure>) {
+        if let Some(extras) = self.extras.take() {
+            let failure = extras.without_record;
+            if let Some(failure) = failure.filter(|_| outcome == Ok(Reply::NotDone)) {
+                outcome = Err(failure);
+            }
+            if let Some(span) = extras.span.filter(|_| outcome.is_err()) {
+                span.record("otel.status_code", "ERROR");
+            }
+        }
         self.push(outcome);
     }
 

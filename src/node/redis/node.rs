@@ -181,8 +181,12 @@ async fn try_read(server: &RedisServer, job: &Job) -> Result<Reply, NodeFailure>
         link.send(1, |output| encode_call_into(commands, &check, output));
         match link.reply().await {
             Ok(reply) => {
-                NodeCalls::new(&server.name, server.group())
-                    .record(job.operation().name, sent.elapsed());
+                let now = Instant::now();
+                NodeCalls::new(&server.name, server.group()).record(
+                    job.operation().name,
+                    now - sent,
+                    now,
+                );
                 return decode(job, &reply, &server.name);
             }
             Err(why) if Object::metrics(&link).recycle_count == 0 => {

@@ -173,17 +173,12 @@ impl NodeCalls {
         }
     }
 
-    /// Begins a series of replies that arrived at `now`.
-    pub(crate) fn at(&mut self, now: Instant) -> &mut Self {
+    /// Records that a request of this kind, which was answered at `now`, took so long.
+    pub(crate) fn record(&mut self, op: &'static str, took: Duration, now: Instant) {
         if self.cached_until <= now {
             self.cached.clear();
             self.cached_until = now + Duration::from_millis(100);
         }
-        self
-    }
-
-    /// Records that a request of this kind took so long.
-    pub(crate) fn record(&mut self, op: &'static str, took: Duration) {
         let cached = self.cached.iter().find(|(name, _)| std::ptr::eq(*name, op));
         if let Some((_, histogram)) = cached {
             return histogram.record(took);

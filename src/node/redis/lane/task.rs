@@ -128,7 +128,6 @@ impl Lane {
     /// Handles the replies that have arrived, behind which the connection may be lost.
     fn on_replied(&mut self, mut replied: Result<(), Arc<str>>) {
         let now = Instant::now();
-        self.telemetry.at(now);
         let (mut forgot_scripts, mut forgot_all) = (false, false);
         let mut replies = std::mem::take(&mut self.replies);
         for mut reply in replies.drain(..) {
@@ -196,7 +195,7 @@ impl Lane {
             self.parked.push_back(job);
             return false;
         }
-        self.telemetry.record(job.operation().name, took);
+        self.telemetry.record(job.operation().name, took, now);
         let is_release = job.is_release();
         if let Value::Int(published) = value
             && is_release
