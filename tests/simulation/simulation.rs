@@ -204,7 +204,10 @@ impl Simulation {
         while !self.network.state().is_quiet() && self.now < 2 * LONGEST {
             self.go_on(self.now + STEP);
         }
-        self.go_on(self.now + MAX_TTL + SLACK);
+        // A process that stands still goes on before, and what wakes its locks ends.
+        let pauses = self.pauses.iter().map(|(.., until)| *until);
+        let awake = self.now.max(pauses.max().unwrap_or_default());
+        self.go_on(awake + MAX_TTL + SLACK);
         for closed in self.network.state().closed_for_nothing() {
             self.history.wrong(closed);
         }
