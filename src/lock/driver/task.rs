@@ -5,7 +5,7 @@
 //! The task of a lock may outlive its caller, so it must be a spawned task in the end. A task that is spawned at once
 //! would make each lock wait for the scheduler twice: to start the task, and to wake the caller. Instead, the caller
 //! polls the attempts *inline*. A lock that is granted then [rests](crate::lock::rest), because most are released
-//! before they need to be renewed. The rest is spawned in the home of the lock service as soon as one of these happens:
+//! before they need to be renewed. What is left is spawned in the home of the lock service as soon as one of these happens:
 //!
 //! * Something is due for a lock that rests, or its holders ask for something. Who waits for its release polls that inline.
 //! * The next step is to wait for other holders. The task then has a deadline to keep, and callers wait behind it in the
@@ -148,6 +148,7 @@ impl LockTask {
 
     /// Leaves a lock that is granted at rest.
     fn rest(self: Box<Self>, cluster: &Cluster) {
+        // Both are there from the grant up to the drop.
         let (Some(driver), Some(ticket)) = (&self.driver, &self.ticket) else {
             return;
         };
