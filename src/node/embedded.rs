@@ -58,8 +58,9 @@ impl Node for EmbeddedNode {
         if job.packet.notifies {
             // A reader that leaves frees nothing while others stay.
             let may_stay = matches!(op, Op::Shared(_) | Op::ReleaseAfter { .. });
-            let now = self.epoch.elapsed();
-            let is_free = |name: &&KeyNames| !may_stay || self.store.lock().is_free(name, now);
+            let is_free = |name: &&KeyNames| {
+                !may_stay || self.store.lock().is_free(name, self.epoch.elapsed())
+            };
             let names = names.iter().filter(is_free);
             let counts = names.map(|name| self.subscribers.publish(name.channel()));
             job.sender.set_subscribers(counts.max().unwrap_or(0));
