@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::lock::acquisition::LockRequest;
 use crate::lock::error::LockError;
@@ -104,6 +104,9 @@ impl Drop for Term {
     }
 }
 
+/// A shorter term counts as a failure for the pause behind it: work that fails at once would begin many times a second.
+const SHORT_TERM: Duration = Duration::from_secs(1);
+
 /// Campaigns and leads by turns, until the service is drained.
 async fn campaign<F, W>(
     core: Arc<Core>,
@@ -116,7 +119,7 @@ where
     W: Future<Output = ()>,
 {
     let (registry, retry) = (&core.registry, core.settings.retry);
-    let mut failures = 0;
+    let (mut failures, mut short_terms) = (0, 0);
     loop {
         let request = LockRequest {
             core: Arc::clone(&core),
@@ -135,8 +138,13 @@ where
                     fencing_token,
                     "redlock leadership gained"
                 );
+                let began = Instant::now();
                 lead(&core, guard, &work).await;
                 drop(term);
+                short_terms = match began.elapsed() < SHORT_TERM {
+                    true => short_terms + 1,
+                    false => 0,
+                };
             }
             Err(LockError::Closed) => return Ok(()),
             // The same request fails again in any case.
@@ -149,7 +157,7 @@ where
         // Other processes may lead now.
         tokio::select! {
             () = registry.reached(DrainStage::Draining) => return Ok(()),
-            () = sleep(retry.delay(failures, None, random_u64())) => {}
+            () = sleep(retry.delay(failures.max(short_terms), None, random_u64())) => {}
         }
     }
 }

@@ -101,8 +101,12 @@ impl Redlock {
     ///
     /// The lock is held until the future that `work` returned ends, whether it keeps the guard or not. While another
     /// process holds the key, this one waits. When the lock is lost, or the process is drained, the future
-    /// that `work` returned is dropped at its next `.await`, and the key is released. After a crash, another process
-    /// leads when the ttl is over.
+    /// that `work` returned is dropped at its next `.await`, and the key is released. What must happen at the end of a
+    /// term belongs into the `Drop` of a value in the future, which does not get to see
+    /// [`lost`](crate::LockGuard::lost). After a crash, another process leads when the ttl is over.
+    ///
+    /// Work that returns begins again, after the pauses of [`retry`](crate::RedlockBuilder::retry), which grow while terms
+    /// are shorter than a second.
     ///
     /// At most one process leads with a *valid* lock. A deposed leader may not know yet that it is one: its process
     /// may be paused, or its last write may still be under way. So its writes carry
@@ -131,6 +135,18 @@ impl Redlock {
     /// leading.await??;
     /// # Ok(())
     /// # }
+    /// ```
+    ///
+    /// `work` is called for each term, so it clones what it needs:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use tower_redlock::{Lead, LockGuard, Redlock};
+    /// # struct Store;
+    /// # async fn dispatch(_: Arc<Store>, _: LockGuard) {}
+    /// fn leading(redlock: &Redlock, store: Arc<Store>) -> Lead {
+    ///     redlock.lead("dispatcher", move |guard| dispatch(Arc::clone(&store), guard))
+    /// }
     /// ```
     ///
     /// # Panics
