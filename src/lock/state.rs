@@ -335,7 +335,7 @@ impl LockState {
     /// Declares the lock lost, because it was revoked.
     pub(crate) fn revoke(&self) {
         if self.lose(LostReason::Revoked).is_none() {
-            report_loss(LostReason::Revoked);
+            self.report_loss(LostReason::Revoked);
             // The task gives its permit back.
             self.wake();
         }
@@ -371,12 +371,6 @@ impl Listed for LockState {
             None => self.notified.notify_one(),
         }
     }
-}
-
-/// Counts and logs the loss of a lock that was held.
-pub(crate) fn report_loss(reason: LostReason) {
-    telemetry::lost(reason.name());
-    tracing::warn!(%reason, "lock lost while it was held");
 }
 
 impl LeaseState {
@@ -453,9 +447,16 @@ impl LockState {
         drop(state);
         self.changed.notify_waiters();
         if has_expired {
-            report_loss(LostReason::Expired);
+            self.report_loss(LostReason::Expired);
         }
         before
+    }
+
+    /// Counts and logs that the lock was lost while it was held.
+    pub(crate) fn report_loss(&self, reason: LostReason) {
+        telemetry::lost(reason.name());
+        let resource = self.spec.labels.resource;
+        tracing::warn!(resource, %reason, "lock lost while it was held");
     }
 
     /// Returns the next command of a holder.

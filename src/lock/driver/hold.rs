@@ -10,7 +10,7 @@ use crate::lock::driver::lease::Driver;
 use crate::lock::error::LostReason;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::queue::Permit;
-use crate::lock::state::{CommandOutcome, report_loss};
+use crate::lock::state::CommandOutcome;
 use crate::protocol::FencingToken;
 use crate::protocol::lease::{Decided, Event, Input, Loss};
 use crate::protocol::round::ReleaseStep;
@@ -113,7 +113,7 @@ impl Driver {
                 let reason = LostReason::from(loss);
                 // Another task has reported a revocation.
                 if self.state.lose(reason).is_none() {
-                    report_loss(reason);
+                    self.state.report_loss(reason);
                 }
                 self.answer_lost();
             }
@@ -161,7 +161,7 @@ impl Driver {
                 (Some(reason), _) => Err(ReleaseError::Lost(reason)),
                 (None, outcome) => {
                     if let Err(ReleaseError::Lost(reason)) = &outcome {
-                        report_loss(*reason);
+                        self.state.report_loss(*reason);
                     }
                     outcome
                 }
