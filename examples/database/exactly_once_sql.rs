@@ -41,6 +41,7 @@ use tower_redlock::{
     BuildError, IdempotencyKey, IdempotencyLayer, Redlock, RedlockBuilder, RedlockConfig, scope,
 };
 
+/// All clients share the keys here, as with `scope::public()`. For several callers, the index has the caller as well.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS payment (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE,
         amount INTEGER NOT NULL, executions INTEGER NOT NULL DEFAULT 1);

@@ -110,7 +110,7 @@ impl<D> RedlockLayer<D> {
         /// Sets the methods that are locked. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY,
         /// which are safe (RFC 9110, section 9.2.1) and pass through unlocked.
         ///
-        /// GET stands for HEAD too, for which routers run the handler of GET.
+        /// This list replaces the default. GET stands for HEAD too, for which routers run the handler of GET.
         methods(methods: impl IntoIterator<Item = Method>) => methods = Some(methods.into_iter().collect());
 
         /// Sets the methods that take the lock as readers: their requests run beside each other, but not beside one of
@@ -134,8 +134,8 @@ impl<D> RedlockLayer<D> {
         shared_methods(methods: impl IntoIterator<Item = Method>) =>
             shared_methods = Some(methods.into_iter().collect());
 
-        /// Lets up to `n` requests for a resource run at a time, between 1 and 64. Default: one. Requests of other
-        /// [`methods`](Self::methods), such as GET, are not limited.
+        /// Lets up to `n` requests for a resource run at a time, between 1 and 64. Default: one. Only
+        /// [`methods`](Self::methods) that are locked are limited.
         ///
         /// One more is answered 429 `too-many-concurrent` with `Retry-After`, or waits with [`wait`](Self::wait). Each
         /// request holds one of `n` slots; see [`LockRequest::slots`](crate::LockRequest::slots). All layers for a resource
@@ -152,11 +152,11 @@ impl<D> RedlockLayer<D> {
         ///     .route_layer(layer.max_concurrent(5));
         /// ```
         ///
-        /// With another `n`, or with [`shared_methods`](Self::shared_methods), each request is answered 500 `misconfigured`.
+        /// With an `n` out of this range, or with [`shared_methods`](Self::shared_methods), each request is answered 500 `misconfigured`.
         /// A kind of lock that [`options`](Self::options) chooses for a request applies to it instead.
         max_concurrent(n: usize) => options.access = Some(Access::Slot(n));
 
-        /// Sets which other requests pass through unlocked. Default: none.
+        /// Sets which requests of the locked [`methods`](Self::methods) pass through unlocked. Default: none.
         skip(skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) => skip = Some(Arc::new(skip));
 
         /// Sets the options of the lock for each request. Default: those of the layer, for all requests.
