@@ -147,7 +147,7 @@ fn takes() -> Duration {
 
 fn redlock() -> Result<Redlock, BuildError> {
     let config = RedlockConfig::from_env()?;
-    if config.urls().len() == 0 {
+    if config.urls().is_empty() {
         return Ok(Redlock::in_memory(3));
     }
     RedlockBuilder::from(config).build()

@@ -93,7 +93,7 @@ async fn work(takes: Duration) {
 
 fn redlock() -> Result<Redlock, BuildError> {
     let config = RedlockConfig::from_env()?;
-    if config.urls().len() == 0 {
+    if config.urls().is_empty() {
         return Ok(Redlock::in_memory(3));
     }
     RedlockBuilder::from(config).build()

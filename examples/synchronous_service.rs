@@ -39,7 +39,7 @@ fn main() -> Result<(), Failure> {
         .enable_all()
         .build()?;
     let config = RedlockConfig::from_env()?;
-    let has_servers = config.urls().len() > 0;
+    let has_servers = !config.urls().is_empty();
     let builder = match has_servers {
         true => RedlockBuilder::from(config),
         false => Redlock::builder().embedded(3),

@@ -89,7 +89,7 @@ fn book(database: &mut Connection, key: &str, amount: i64) -> rusqlite::Result<V
 /// Uses the Redis servers in `REDLOCK_URLS`, or three embedded nodes.
 fn redlock() -> Result<Redlock, BuildError> {
     let config = RedlockConfig::from_env()?;
-    if config.urls().len() == 0 {
+    if config.urls().is_empty() {
         return Ok(Redlock::in_memory(3));
     }
     RedlockBuilder::from(config).build()

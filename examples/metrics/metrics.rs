@@ -78,7 +78,7 @@ fn recorder() -> Result<PrometheusHandle, BuildError> {
 /// Uses the Redis servers in `REDLOCK_URLS`, or three embedded nodes.
 fn redlock() -> Result<Redlock, tower_redlock::BuildError> {
     let config = RedlockConfig::from_env()?;
-    let has_servers = config.urls().len() > 0;
+    let has_servers = !config.urls().is_empty();
     let mut builder = RedlockBuilder::from(config).ttl(Duration::from_secs(3));
     if !has_servers {
         builder = builder.embedded(3);

@@ -34,7 +34,7 @@ fuzz_target!(|data: &[u8]| {
     let with_urls = config_from(&[("REDLOCK_URLS", &urls)]);
     let config: Result<RedlockConfig, _> = serde_json::from_value(json!({ "urls": urls }));
     match (&with_urls, &config) {
-        (Some(var), Ok(file)) => assert!(var.urls().eq(file.urls())),
+        (Some(var), Ok(file)) => assert_eq!(var.urls(), file.urls()),
         (None, Err(_)) => {}
         (var, file) => panic!("{var:?} but {file:?}"),
     }

@@ -23,7 +23,7 @@ use crate::lock::settings::{RestartGuard, settings};
 /// /// Uses the Redis servers in `REDLOCK_URLS`; in development, nodes inside the process.
 /// fn redlock() -> Result<Redlock, BuildError> {
 ///     let config = RedlockConfig::from_env()?;
-///     if config.urls().len() == 0 {
+///     if config.urls().is_empty() {
 ///         return Ok(Redlock::in_memory(3));
 ///     }
 ///     RedlockBuilder::from(config).build()
@@ -120,10 +120,9 @@ impl RedlockConfig {
     /// Returns the URLs of the Redis servers, which may contain credentials, without those of groups that the service
     /// moves to.
     #[must_use]
-    pub fn urls(&self) -> impl ExactSizeIterator<Item = &str> {
+    pub fn urls(&self) -> Vec<&str> {
         let groups = [&self.0.nodes].into_iter().chain(&self.0.groups);
-        let urls: Vec<&str> = groups.flat_map(NodeGroup::listed_urls).collect();
-        urls.into_iter()
+        groups.flat_map(NodeGroup::listed_urls).collect()
     }
 }
 

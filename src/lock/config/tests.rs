@@ -93,7 +93,7 @@ fn every_variable_is_the_setting_of_its_name() {
 fn redlock_urls_are_listed_with_commas_and_shown_without_credentials() {
     let urls = "redis://app:hunter2@10.0.0.1, redis://10.0.0.2";
     let config = read(&[("REDLOCK_URLS", urls), ("REDLOCK_PORT", "tcp://x")]).unwrap();
-    let listed: Vec<&str> = config.urls().collect();
+    let listed = config.urls();
     assert_eq!(listed, ["redis://app:hunter2@10.0.0.1", "redis://10.0.0.2"]);
     let shown = format!("{config:?} {}", built(config.clone()));
     assert!(
@@ -231,7 +231,7 @@ fn config_is_deserialized_from_the_names_of_the_settings() {
     ]);
     assert_eq!(built(parse(json).unwrap()), built(expected.unwrap()));
     let text = parse(r#"{"urls": "redis://10.0.0.1, redis://10.0.0.2"}"#).unwrap();
-    let listed: Vec<&str> = text.urls().collect();
+    let listed = text.urls();
     assert_eq!(listed, ["redis://10.0.0.1", "redis://10.0.0.2"]);
 
     let error = |json| parse(json).unwrap_err().to_string();
@@ -259,10 +259,7 @@ fn groups_have_semicolons_between_them_and_perhaps_names() {
     let (first, second) = (["redis://a1", "redis://a2"], ["redis://b1"]);
     let text = "redis://a1,redis://a2;redis://b1";
     let config = read(&[("REDLOCK_URLS", text)]).unwrap();
-    assert_eq!(
-        config.urls().collect::<Vec<_>>(),
-        ["redis://a1", "redis://a2", "redis://b1"]
-    );
+    assert_eq!(config.urls(), ["redis://a1", "redis://a2", "redis://b1"]);
     let expected = Redlock::builder().group(first).group(second);
     assert_eq!(built(config), format!("{expected:?}"));
 
