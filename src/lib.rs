@@ -122,7 +122,7 @@ pub use protocol::{
 /// | header, cookie | [`header`](key::header), [`cookie`](key::cookie) |
 /// | query string | [`query`](key::query) |
 /// | host, method | [`host`](key::host), [`method`](key::method) |
-/// | value that another layer has put into the extensions | [`extension`](key::extension), [`optional_extension`](key::optional_extension) |
+/// | value that another layer has put into the extensions | [`extension`](key::extension) |
 /// | body, behind a [`BufferBodyLayer`] | [`form_field`](key::form_field); with the feature `json`, [`json_pointer`](key::json_pointer) |
 /// | anything in the head | a closure, [`from_fn`](key::from_fn) |
 /// | nothing: the same for all requests | a `&'static str`, [`literal`](key::literal) |
@@ -136,8 +136,7 @@ pub mod key {
     #[cfg(feature = "json")]
     pub use crate::middleware::key::json_pointer;
     pub use crate::middleware::key::{
-        cookie, each, extension, form_field, from_fn, header, host, literal, method,
-        optional_extension, query,
+        cookie, each, extension, form_field, from_fn, header, host, literal, method, query,
     };
 }
 

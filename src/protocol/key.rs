@@ -26,7 +26,8 @@ use std::sync::Arc;
 /// assert_ne!(LockKey::from(("a", "b:c")), LockKey::from(("a:b", "c")));
 /// ```
 ///
-/// An integer is its decimal text, so `("account", 7)` equals `("account", "7")`, whatever the type of the integer.
+/// An integer is its decimal text, so `("account", 7)` equals `("account", "7")`, whatever the type of the integer. Write
+/// those of rare types as text: `id.to_string()`.
 #[cfg_attr(
     feature = "uuid",
     doc = "A [`Uuid`](uuid::Uuid) is its hyphenated text in lower case."
@@ -181,7 +182,6 @@ macro_rules! from_bytes {
 from_bytes! {
     &String => |key| key.as_bytes().into();
     String => |key| key.into_bytes().into();
-    Cow<'_, str> => |key| key.as_bytes().into();
     &[u8] => |key| key.into();
     Vec<u8> => |key| key.into();
 }
@@ -207,7 +207,7 @@ macro_rules! from_integer {
     )+};
 }
 
-from_integer! { u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize }
+from_integer! { u16 u32 u64 usize i32 i64 }
 
 impl From<&Self> for LockKey {
     fn from(key: &Self) -> Self {
@@ -539,23 +539,13 @@ mod tests {
     #[test]
     fn integer_is_encoded_as_its_decimal_text() {
         assert_eq!(LockKey::from(("order", 17)), LockKey::from(("order", "17")));
-        let smallest = LockKey::from(i128::MIN);
-        assert_eq!(smallest.as_bytes(), i128::MIN.to_string().as_bytes());
         for (key, text) in [
-            (LockKey::from(u8::MAX), "255"),
             (LockKey::from(u16::MAX), "65535"),
             (LockKey::from(u32::MAX), "4294967295"),
             (LockKey::from(u64::MAX), "18446744073709551615"),
-            (
-                LockKey::from(u128::MAX),
-                "340282366920938463463374607431768211455",
-            ),
             (LockKey::from(7_usize), "7"),
-            (LockKey::from(i8::MIN), "-128"),
-            (LockKey::from(i16::MIN), "-32768"),
             (LockKey::from(i32::MIN), "-2147483648"),
             (LockKey::from(i64::MIN), "-9223372036854775808"),
-            (LockKey::from(-7_isize), "-7"),
             // Zero is a key like any other, not an empty one.
             (LockKey::from(0), "0"),
         ] {

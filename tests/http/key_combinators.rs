@@ -52,8 +52,13 @@ fn keys_of(extractor: &dyn KeyExtractor, user: Option<&'static str>) -> Option<L
 }
 
 #[test]
-fn key_optional_extension_is_missing_in_every_combinator() {
-    let user = || key::optional_extension::<UserId>(|user| user.0);
+fn key_that_is_missing_is_so_in_every_combinator() {
+    let user = || {
+        key::from_fn(|parts| {
+            let user = parts.extensions.get::<UserId>()?;
+            Some(user.0).filter(|name| !name.is_empty())
+        })
+    };
     let device = || key::query("device");
     let some = |key: LockKey| Some(LockKeys::from(key));
     let rows: [(Box<dyn KeyExtractor>, _); 6] = [

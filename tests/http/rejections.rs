@@ -196,7 +196,7 @@ async fn missing_key_names_the_part_of_the_request_that_lacks_it() {
         (
             Arc::new((
                 key::header("x-a"),
-                key::optional_extension::<String>(String::as_str),
+                key::extension::<String>(String::as_str),
             )),
             "lacks a required key",
         ),

@@ -13,14 +13,26 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// * `&'static str`: a literal part, the same for every request;
 /// * tuples up to eight: a composite key; it names a resource only if every part does;
 /// * closures `|parts: &Parts| ..` that return a key, as [`from_fn`](crate::key::from_fn) does;
-/// * the extractors of the [`key`](crate::key) module, and `Arc<dyn KeyExtractor>`.
+/// * the extractors of the [`key`](crate::key) module, and `Arc<dyn KeyExtractor>`;
+/// * types of your own.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use http::request::Parts;
-/// use tower_redlock::{KeyExtractor, key};
+/// use tower_redlock::{KeyError, KeyExtractor, LockKeys, key};
 ///
-/// let by_tenant = ("tenant", key::header("x-tenant"));
+/// struct Tenant {
+///     header: &'static str,
+/// }
+///
+/// impl KeyExtractor for Tenant {
+///     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+///         let tenant = parts.headers.get(self.header);
+///         Ok(tenant.map(|tenant| LockKeys::from(tenant.as_bytes())))
+///     }
+/// }
+///
+/// let by_tenant = ("tenant", Tenant { header: "x-tenant" });
 /// let by_host = |parts: &Parts| parts.uri.host().map(str::to_owned);
 /// let erased: Vec<Arc<dyn KeyExtractor>> = vec![Arc::new(by_tenant), Arc::new(by_host)];
 /// ```
@@ -263,26 +275,20 @@ pub trait IntoKeys {
     fn into_keys(self) -> Result<Option<LockKeys>, KeyError>;
 }
 
-impl IntoKeys for LockKeys {
-    fn into_keys(self) -> Result<Option<LockKeys>, KeyError> {
-        Ok(Some(self))
-    }
-}
-
-macro_rules! one_key {
-    ($($key:ty)+) => {$(
-        impl IntoKeys for $key {
+macro_rules! keys {
+    ($($keys:ty)+) => {$(
+        impl IntoKeys for $keys {
             fn into_keys(self) -> Result<Option<LockKeys>, KeyError> {
-                Ok(Some(LockKey::from(self).into()))
+                Ok(Some(self.into()))
             }
         }
     )+};
 }
 
-one_key! { LockKey String &str Vec<u8> }
-one_key! { u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize }
+// Not for all that is `Into<LockKeys>`: the compiler would name that, instead of what a function may return.
+keys! { LockKeys LockKey String &str Vec<u8> u16 u32 u64 usize i32 i64 }
 #[cfg(feature = "uuid")]
-one_key! { uuid::Uuid }
+keys! { uuid::Uuid }
 
 impl<K: IntoKeys> IntoKeys for Option<K> {
     fn into_keys(self) -> Result<Option<LockKeys>, KeyError> {
@@ -321,22 +327,52 @@ where
     extract
 }
 
-impl<F, K> KeyExtractor for F
+/// What is an extractor without being made one: a literal, a tuple of extractors, a closure, a pointer.
+///
+/// # Design
+///
+/// One implementation of [`KeyExtractor`] for all of them, instead of one for each, keeps its page short: each would
+/// repeat all of its methods.
+#[expect(
+    unnameable_types,
+    reason = "the crate implements it, for a closed list of types"
+)]
+pub trait KeyPart: Send + Sync + 'static {
+    /// As [`KeyExtractor::extract`].
+    fn find(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError>;
+
+    /// As [`KeyExtractor::describe`].
+    fn description(&self) -> Description {
+        Description::default()
+    }
+}
+
+impl<P: KeyPart> KeyExtractor for P {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        self.find(parts)
+    }
+
+    fn describe(&self) -> Description {
+        self.description()
+    }
+}
+
+impl<F, K> KeyPart for F
 where
     F: Fn(&Parts) -> K + Send + Sync + 'static,
     K: IntoKeys,
 {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+    fn find(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         self(parts).into_keys()
     }
 }
 
-impl KeyExtractor for &'static str {
-    fn extract(&self, _: &Parts) -> Result<Option<LockKeys>, KeyError> {
+impl KeyPart for &'static str {
+    fn find(&self, _: &Parts) -> Result<Option<LockKeys>, KeyError> {
         self.into_keys()
     }
 
-    fn describe(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             label: Some(self),
             // An empty literal names no resource.
@@ -366,12 +402,12 @@ pub fn literal(key: impl Into<LockKey>) -> impl KeyExtractor + Clone {
     Described::new(description, move |_| Ok(Some(key.clone().into())))
 }
 
-impl KeyExtractor for Arc<dyn KeyExtractor> {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+impl KeyPart for Arc<dyn KeyExtractor> {
+    fn find(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         (**self).extract(parts)
     }
 
-    fn describe(&self) -> Description {
+    fn description(&self) -> Description {
         (**self).describe()
     }
 }
@@ -379,8 +415,8 @@ impl KeyExtractor for Arc<dyn KeyExtractor> {
 macro_rules! composite {
     ($($part:ident)+) => {
         #[allow(non_snake_case, reason = "the type parameters name the values too")]
-        impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
-            fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        impl<$($part: KeyExtractor),+> KeyPart for ($($part,)+) {
+            fn find(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
                 let ($($part,)+) = self;
                 let mut composites = vec![Vec::new()];
                 $(
@@ -391,7 +427,7 @@ macro_rules! composite {
                 Ok(Some(composites.into_iter().map(LockKey::from_parts).collect()))
             }
 
-            fn describe(&self) -> Description {
+            fn description(&self) -> Description {
                 let ($($part,)+) = self;
                 let parts = [$($part.describe()),+].into_iter();
                 parts.reduce(|one, next| one.join(next, " and ")).unwrap_or_default()

@@ -7,7 +7,7 @@ mod header;
 #[cfg(test)]
 mod tests;
 
-pub use extension::{extension, optional_extension};
+pub use extension::extension;
 pub(crate) use extractor::{Described, named, present};
 pub use extractor::{KeyExtractor, each, from_fn, literal};
 #[cfg(feature = "json")]
