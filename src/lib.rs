@@ -75,10 +75,10 @@ pub use lock::{
 pub use middleware::idempotency_key::IdempotencyKey;
 #[doc(inline)]
 pub use middleware::{
-    body::{LockBody, LockLostError},
+    body::LockBody,
     buffer::BufferBodyLayer,
     buffered::BufferedBody,
-    config::{OnLost, OnMissingKey, OnUnavailable, ReleaseAt, Unprotected},
+    config::{OnLost, OnMissingKey, OnUnavailable, ReleaseAt},
     disconnect::{CancelOnDisconnect, RunToCompletion},
     held::LockHandles,
     key::KeyExtractor,

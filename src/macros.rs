@@ -25,6 +25,25 @@ macro_rules! opaque_debug {
     };
 }
 
+/// Defines what the services with a boxed future have in common: the types, and the readiness, which is that of the inner
+/// service.
+macro_rules! boxed_service {
+    ($response:ty) => {
+        type Response = $response;
+        type Error = S::Error;
+        /// Boxed: next to the task or the network that it waits for, an allocation costs nothing.
+        type Future =
+            std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+        fn poll_ready(
+            &mut self,
+            context: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Result<(), S::Error>> {
+            self.inner.poll_ready(context)
+        }
+    };
+}
+
 /// Calls a macro with the names of the parts of each tuple that a key may be.
 macro_rules! for_tuples {
     ($macro:ident) => {

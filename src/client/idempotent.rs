@@ -31,7 +31,7 @@ use crate::node::unguessable;
 ///
 /// Apply it only to requests of servers that honour the key. [`RetryLockedLayer`](crate::client::RetryLockedLayer) takes
 /// the header as the promise that a request may be sent again after a lost connection.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct IdempotentLayer {
     _private: (),

@@ -3,9 +3,8 @@
 use std::fmt::Debug;
 use std::future::poll_fn;
 use std::mem;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,7 +20,7 @@ use crate::node::{after, random_u64};
 use crate::protocol::Retry;
 
 /// One attempt to send a request, for [`on_attempt`](crate::client::RetryLockedLayer::on_attempt).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Attempt {
     /// Its number within the call, from 1 on.
@@ -79,15 +78,7 @@ where
     B: Body<Data = Bytes, Error: Send> + Unpin + Send + 'static,
     R: Body<Data = Bytes, Error: Send> + Unpin + Send + 'static,
 {
-    type Response = Response<ReadBody<R>>;
-    type Error = S::Error;
-    /// Boxed, unlike the futures of servers: what it sends goes over a network, next to which an allocation costs nothing.
-    /// Dropped, it sends nothing more, and drops the attempt that is under way.
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
+    boxed_service!(Response<ReadBody<R>>);
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let clone = self.inner.clone();
@@ -99,6 +90,10 @@ where
 opaque_debug! { RetryLockedService<S> [inner = inner] where S: Debug }
 
 /// Sends a request until its answer is final, or it cannot be sent again.
+///
+/// # Cancel safety
+///
+/// If dropped, it sends nothing more, and drops the attempt that is under way.
 async fn send<S, B, R>(
     mut inner: S,
     request: Request<B>,

@@ -58,18 +58,8 @@ impl<S: Send + Sync> FromRequestParts<S> for FencingToken {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
         let handle = <LockHandle as FromRequestParts<S>>::from_request_parts(parts, state).await?;
         let token = handle.fencing_token();
-        let reason = "the lock has no fencing token, because it is that of a reader or `fencing` is off; extract Option<FencingToken>";
+        let reason = "the lock has no fencing token, because it is that of a reader or `fencing` is off; extract LockHandle";
         token.ok_or_else(|| no_lock(parts, reason))
-    }
-}
-
-/// `None` if the request is served without a lock, or fencing is off.
-impl<S: Send + Sync> OptionalFromRequestParts<S> for FencingToken {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-        let handle = parts.extensions.get::<LockHandle>();
-        Ok(handle.and_then(LockHandle::fencing_token))
     }
 }
 

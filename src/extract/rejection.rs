@@ -13,13 +13,12 @@ use crate::middleware::{
 use crate::protocol::KeyError;
 
 /// What the refusal of an extractor needs of the request, which may be consumed before the refusal becomes a response.
-#[derive(Clone)]
 pub(super) struct RequestContext {
     kind: RequestKind,
     /// How refusals look, if not as those of a layer.
     custom: Option<Arc<dyn RejectionResponse>>,
     /// Tells an idempotency layer outside whether the handler was called.
-    pub(super) token: Option<Arc<CallToken>>,
+    pub(super) token: Option<CallToken>,
 }
 
 opaque_debug! { RequestContext }
@@ -38,27 +37,28 @@ impl RequestContext {
 /// could be extracted, which is 500 `misconfigured`, and is logged once for each route.
 ///
 /// Its response is that of a layer, unless a [`RejectionResponse`] is in the extensions of the request.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("{rejection}")]
 pub struct ExtractorRejection {
     pub(super) rejection: Rejection,
     pub(super) request: RequestContext,
-    /// What the log says of an extractor without its layer.
-    pub(super) mistake: Option<&'static str>,
 }
 
 impl ExtractorRejection {
-    /// Creates the rejection of an extractor without its layer, because of which the handler has not got something.
+    /// Creates the rejection of an extractor without its layer, because of which the handler has not got something, and logs
+    /// the mistake.
     pub(crate) fn misplaced(parts: &Parts, mistake: &'static str, lacking: &str) -> Self {
         let handler = match route_of(parts) {
             Some(route) => format!("the handler of `{route}`"),
             None => "the handler".to_owned(),
         };
         let error = KeyError::misconfigured(format!("{handler} has no {lacking}"));
+        if LOGGED.is_new(&error.to_string()) {
+            tracing::error!(%error, "{mistake}");
+        }
         Self {
             rejection: Rejection::Misconfigured(error),
             request: RequestContext::new(parts),
-            mistake: Some(mistake),
         }
     }
 
@@ -74,11 +74,6 @@ impl IntoResponse for ExtractorRejection {
         let request = self.request;
         if let Some(token) = &request.token {
             token.take_over();
-        }
-        if let (Some(mistake), Rejection::Misconfigured(error)) = (self.mistake, &self.rejection)
-            && LOGGED.is_new(&error.to_string())
-        {
-            tracing::error!(%error, "{mistake}");
         }
         let by = request.custom.as_deref();
         let by = by.unwrap_or(&Rejection::default_response);
@@ -125,7 +120,7 @@ pub(super) fn into_rejection(
     options: &LockOptions,
     place: Option<&str>,
 ) -> Rejection {
-    let rejection = Rejection::from_lock_error(error.clone(), options, StatusCode::LOCKED);
+    let rejection = Rejection::from_lock_error(error.clone(), options, StatusCode::LOCKED, false);
     if matches!(rejection, Rejection::Misconfigured(_)) {
         if place.is_none_or(|place| LOGGED.is_new(place)) {
             tracing::error!(%error, "redlock handler cannot lock its resource because it is misconfigured");

@@ -1,4 +1,4 @@
-//! Extractors of the idempotency key and of the execution.
+//! The extractor of the idempotency key.
 
 use std::convert::Infallible;
 
@@ -7,18 +7,12 @@ use http::request::Parts;
 
 use crate::extract::{ExtractorRejection, extension_extractor};
 use crate::middleware::idempotency_key::IdempotencyKey;
-use crate::once::ExecutionHandle;
 
 extension_extractor! {
     /// The key of a request that an [`IdempotencyLayer`](crate::IdempotencyLayer) passed on.
     ///
     /// To test a handler without the layer, put one into the extensions: `"a1".parse::<IdempotencyKey>()`.
     IdempotencyKey, without_key; "`None` if the request has no key, or no layer is applied."
-}
-
-extension_extractor! {
-    /// The execution that the handler is part of, if an [`IdempotencyLayer`](crate::IdempotencyLayer) started it.
-    ExecutionHandle, without_key; "`None` if the request has no key, or no layer is applied."
 }
 
 fn without_key(parts: &Parts) -> ExtractorRejection {

@@ -5,11 +5,11 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, Response, response};
 use http_body_util::Full;
 
-use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::codec::Codec;
 use crate::idempotency::header::read_key;
 use crate::idempotency::stored;
 use crate::idempotency::{RecordKeys, fingerprint};
+use crate::middleware::LockBody;
 use crate::middleware::WholeBody;
 use crate::middleware::idempotency_key::IdempotencyKey;
 use crate::protocol::{ExecutionId, Fingerprint, KeyError, LockKey, Record};
@@ -56,7 +56,7 @@ impl ResponseCodec {
         &self,
         record: &Record,
         resource: &LockKey,
-    ) -> Result<Option<Response<IdempotencyBody<Full<Bytes>>>>, String> {
+    ) -> Result<Option<Response<LockBody<Full<Bytes>>>>, String> {
         stored::replay(record, resource, &self.0).map_err(str::to_owned)
     }
 }

@@ -28,7 +28,6 @@ mod service;
 mod stored;
 mod task;
 
-pub use body::IdempotencyBody;
 #[cfg(feature = "encryption")]
 pub use codec::RecordKeys;
-pub use service::{IdempotencyService, ResponseFuture};
+pub use service::IdempotencyService;

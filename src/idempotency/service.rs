@@ -2,25 +2,18 @@
 
 use std::fmt::Debug;
 use std::future::{pending, ready};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::TryFutureExt;
-use futures_util::future::{Either, MapOk};
 use http::{Request, Response};
 use http_body::Body;
-use http_body_util::{BodyExt, Limited};
-use pin_project::pin_project;
 use tower::{BoxError, Service, ServiceExt};
 
-use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::config::{ActiveExecutions, Config};
 use crate::idempotency::task::{ExecutionTask, Responder};
 use crate::middleware::{
-    CallToken, CallTracker, LockHandles, ReadBody, Rejection, RequestKind, matched_no_route,
-    read_error,
+    CallToken, CallTracker, LockBody, LockHandles, ReadBody, RequestKind, matched_no_route, read,
 };
 use crate::once::run_to_end;
 use crate::protocol::lease::Effect;
@@ -42,13 +35,7 @@ where
     ReqBody: Body<Data = Bytes, Error: Into<BoxError> + Send> + Send + 'static,
     ResBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    type Response = Response<IdempotencyBody<ResBody>>;
-    type Error = S::Error;
-    type Future = ResponseFuture<S::Future, ResBody, S::Error>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
+    boxed_service!(Response<LockBody<ResBody>>);
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
@@ -58,15 +45,11 @@ where
             Ok(None) => {
                 let body = ReadBody::unread(body);
                 let inner = self.inner.call(Request::from_parts(parts, body));
-                let pass_on = |response: Response<_>| response.map(IdempotencyBody::streaming);
-                let state = Either::Right(inner.map_ok(pass_on as _));
-                return ResponseFuture { state };
+                return Box::pin(inner.map_ok(|response| response.map(LockBody::unlocked)));
             }
             Err(rejection) => {
                 let refusal = self.config.refusals.refuse_request(rejection, &parts);
-                let refusal = refusal.map(IdempotencyBody::in_memory);
-                let state = Either::Left(Box::pin(ready(Ok(refusal))) as Serving<_, _>);
-                return ResponseFuture { state };
+                return Box::pin(ready(Ok(refusal.map(LockBody::in_memory))));
             }
         };
         // Reading the body and asking the nodes may take long: give up readiness, such as a permit, and ask for it again
@@ -80,7 +63,7 @@ where
             outer_calls: None,
         };
         // Dropped before the execution starts, this gives the key back. After that, the execution continues without it.
-        let serving = async move {
+        Box::pin(async move {
             // Until the execution starts, each early return is a refusal for an idempotency layer outside.
             responder.outer_calls = CallToken::take(&mut parts.extensions);
             let body = match read(body, responder.config.max_request_body).await {
@@ -123,53 +106,8 @@ where
                 // The runtime is shutting down, and this future with it.
                 None => pending().await,
             }
-        };
-        let state = Either::Left(Box::pin(serving) as Serving<_, _>);
-        ResponseFuture { state }
+        })
     }
 }
 
 opaque_debug! { IdempotencyService<S> [inner = inner] where S: Debug }
-
-/// Response future of [`IdempotencyService`].
-///
-/// # Design
-///
-/// It boxes the serving of a request, unlike the future of the lock layer. The execution runs in a task of its
-/// own, so the bounds of a box are required already.
-#[pin_project]
-pub struct ResponseFuture<F, B, E> {
-    #[pin]
-    state: Either<Serving<B, E>, Passing<F, B>>,
-}
-
-type Serving<B, E> = Pin<Box<dyn Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send>>;
-
-/// The future of the inner service, if the request passes through.
-type Passing<F, B> = MapOk<F, fn(Response<B>) -> Response<IdempotencyBody<B>>>;
-
-impl<F, B, E> Future for ResponseFuture<F, B, E>
-where
-    F: Future<Output = Result<Response<B>, E>>,
-{
-    type Output = Result<Response<IdempotencyBody<B>>, E>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().state.poll(context)
-    }
-}
-
-opaque_debug! { ResponseFuture<F, B, E> }
-
-/// Reads the body of a request, which is part of its fingerprint.
-async fn read<B>(body: B, limit: usize) -> Result<ReadBody<B>, Rejection>
-where
-    B: Body<Data = Bytes, Error: Into<BoxError>>,
-{
-    if body.size_hint().lower() > limit as u64 {
-        return Err(Rejection::BodyTooLarge);
-    }
-    let collected = Limited::new(body, limit).collect().await;
-    let collected = collected.map_err(|error| read_error(&*error))?;
-    Ok(ReadBody::collected(collected))
-}

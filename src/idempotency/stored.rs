@@ -15,9 +15,8 @@ use http::header::{
 use http::response::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
-use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::codec::{Codec, MALFORMED, Unreadable, bound_to};
-use crate::middleware::WholeBody;
+use crate::middleware::{LockBody, WholeBody};
 use crate::node::sha256;
 use crate::protocol::{ExecutionId, FencingToken, Fingerprint, LockKey, Record};
 
@@ -49,7 +48,7 @@ pub(super) fn replay<B>(
     record: &Record,
     resource: &LockKey,
     codec: &Codec,
-) -> Result<Option<Response<IdempotencyBody<B>>>, Unreadable> {
+) -> Result<Option<Response<LockBody<B>>>, Unreadable> {
     let (execution, fingerprint) = (record.execution(), record.fingerprint());
     // Requests that replay the record at the same time share its bytes.
     let rest = Bytes::from_owner(record.shared()).slice(Record::HEAD..);
@@ -60,7 +59,7 @@ pub(super) fn replay<B>(
         return Ok(None);
     }
     let response = response(status, content).ok_or(MALFORMED)?;
-    Ok(Some(response.map(IdempotencyBody::in_memory)))
+    Ok(Some(response.map(LockBody::in_memory)))
 }
 
 /// Returns what is kept of headers and trailers; `None` if they are too large.

@@ -38,14 +38,14 @@ use tower::load_shed::error::Overloaded;
 use tower::{BoxError, Service};
 use tracing::Instrument;
 
-use crate::idempotency::body::{IdempotencyBody, PassedOn};
+use crate::idempotency::body::{PassedOn, broken, executing};
 use crate::idempotency::codec::MALFORMED;
 use crate::idempotency::config::Config;
 use crate::idempotency::stored;
 use crate::lock::{LockError, LostReason};
 use crate::middleware::{
-    CallTracker, HandlerState, HeldShare, Rejection, RequestKind, WholeBody, declared_length,
-    first_lost,
+    CallTracker, HandlerState, HeldShare, LockBody, Rejection, RequestKind, WholeBody,
+    declared_length, first_lost,
 };
 use crate::node::unguessable;
 use crate::once::{Denied, ExecuteOnce, Execution, ExecutionHandle, report_conflict};
@@ -83,7 +83,7 @@ impl ExecutionTask {
         mut self,
         mut inner: S,
         request: Request<ReqBody>,
-    ) -> Result<Response<IdempotencyBody<ResBody>>, S::Error>
+    ) -> Result<Response<LockBody<ResBody>>, S::Error>
     where
         S: Service<Request<ReqBody>, Response = Response<ResBody>>,
         ResBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
@@ -135,7 +135,7 @@ impl ExecutionTask {
         let answer = match answered {
             Ok(Ok(Answered::Read(head, body))) => return Ok(self.finish(head, body).await),
             Ok(Ok(Answered::Streamed(response))) => return Ok(self.stream(response, began)),
-            Ok(Ok(Answered::Refusal(response))) => Ok(response.map(IdempotencyBody::streaming)),
+            Ok(Ok(Answered::Refusal(response))) => Ok(response.map(LockBody::unlocked)),
             Ok(Err(error)) => Err(error),
             Err(reason) => {
                 if state != HandlerState::NotCalled {
@@ -156,7 +156,7 @@ impl ExecutionTask {
         self,
         mut head: response::Parts,
         body: Result<WholeBody, BoxError>,
-    ) -> Response<IdempotencyBody<B>> {
+    ) -> Response<LockBody<B>> {
         let is_recorded = self
             .responder
             .config
@@ -172,12 +172,12 @@ impl ExecutionTask {
             Ok(false) => drop(head.headers.insert(RECORDED, NOT_RECORDED)),
             Err(other) => return other,
         }
-        let body = body.map_or_else(IdempotencyBody::broken, IdempotencyBody::in_memory);
+        let body = body.map_or_else(broken, LockBody::in_memory);
         Response::from_parts(head, body)
     }
 
     /// Returns a response, and goes on with the execution until its body has ended.
-    fn stream<B>(self, response: Response<B>, began: Instant) -> Response<IdempotencyBody<B>>
+    fn stream<B>(self, response: Response<B>, began: Instant) -> Response<LockBody<B>>
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
@@ -189,7 +189,7 @@ impl ExecutionTask {
             head.headers.entry(CONTENT_LENGTH).or_insert(size.into());
         }
         let length = declared_length(&head.headers);
-        let (client, passed_on) = IdempotencyBody::executing();
+        let (client, passed_on) = executing();
         let sending = self.send(body, length, is_recorded, began, client);
         tokio::spawn(sending.in_current_span());
         Response::from_parts(head, passed_on)
@@ -256,7 +256,7 @@ impl ExecutionTask {
         is_recorded: bool,
         trailers: Option<&HeaderMap>,
         response: Option<(&response::Parts, &WholeBody)>,
-    ) -> Result<bool, Response<IdempotencyBody<B>>> {
+    ) -> Result<bool, Response<LockBody<B>>> {
         let Self {
             execution,
             calls,
@@ -295,7 +295,7 @@ pub(super) struct Responder {
 
 impl Responder {
     /// Answers a request that must not be executed.
-    pub(super) async fn denied<B>(&self, denied: Denied) -> Response<IdempotencyBody<B>> {
+    pub(super) async fn denied<B>(&self, denied: Denied) -> Response<LockBody<B>> {
         self.refuse(match denied {
             Denied::Decided(Decided::Recorded(record)) => {
                 // To an outer idempotency layer, the replay is a response of the handler.
@@ -317,13 +317,13 @@ impl Responder {
         })
     }
 
-    pub(super) fn refuse<B>(&self, rejection: Rejection) -> Response<IdempotencyBody<B>> {
+    pub(super) fn refuse<B>(&self, rejection: Rejection) -> Response<LockBody<B>> {
         let refusal = self.config.refusals.refuse(rejection, self.kind);
-        refusal.map(IdempotencyBody::in_memory)
+        refusal.map(LockBody::in_memory)
     }
 
     /// Answers with a recorded response, which any server may have recorded.
-    pub(super) async fn replay<B>(&self, record: &Record) -> Response<IdempotencyBody<B>> {
+    pub(super) async fn replay<B>(&self, record: &Record) -> Response<LockBody<B>> {
         let Self { config, once, .. } = self;
         let replay = |whole: Record| stored::replay(&whole, &once.key, &config.codec);
         let whole = once.read(record).await;

@@ -12,30 +12,33 @@
 //!
 //! The loss of the lock is checked before the inner body is polled.
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, header};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{Either, Full};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Either, Empty};
 use pin_project::pin_project;
 use tower::BoxError;
 
-use crate::lock::{LockGuard, LostReason};
+use crate::lock::LockGuard;
 use crate::middleware::config::OnLost;
 use crate::middleware::held::HeldShare;
+use crate::middleware::rejection::Rejection;
 
-/// Response body of the layer's service: the inner body with a lock, or a refusal.
+/// Response body of the services of this crate: the inner body, with or without a lock, a recorded response, or a refusal.
 ///
 /// While it holds a lock, it delays the last frame of the response until a majority of the
 /// nodes has confirmed the release (at most the node timeout). If it is dropped before, the lock is released
 /// in the background.
 #[pin_project]
 pub struct LockBody<B> {
-    /// The inner body, or the body of a refusal; `None` once aborted.
+    /// The inner body, or another in its place; `None` once aborted.
     #[pin]
-    body: Option<Either<B, Full<Bytes>>>,
+    body: Option<Either<B, BoxBody<Bytes, BoxError>>>,
     /// Until the lock is released or lost.
     held: Option<HeldShare>,
     /// Whether the last frame waits for the release.
@@ -48,16 +51,25 @@ pub struct LockBody<B> {
 
 impl<B> LockBody<B> {
     /// Creates a body without a lock.
-    pub(super) fn unlocked(body: B) -> Self {
+    pub(crate) fn unlocked(body: B) -> Self {
         Self::new(Either::Left(body))
     }
 
-    /// Creates the body of a refusal.
-    pub(super) fn refusal(body: Full<Bytes>) -> Self {
-        Self::new(Either::Right(body))
+    /// Creates the body of a refusal, or of a response that was read or recorded.
+    pub(crate) fn in_memory(
+        body: impl Body<Data = Bytes, Error = Infallible> + Send + Sync + 'static,
+    ) -> Self {
+        Self::boxed(body.map_err(|never| match never {}))
     }
 
-    fn new(body: Either<B, Full<Bytes>>) -> Self {
+    /// Creates a body that takes the place of the inner one.
+    pub(crate) fn boxed(
+        body: impl Body<Data = Bytes, Error = BoxError> + Send + Sync + 'static,
+    ) -> Self {
+        Self::new(Either::Right(BoxBody::new(body)))
+    }
+
+    fn new(body: Either<B, BoxBody<Bytes, BoxError>>) -> Self {
         Self {
             body: Some(body),
             held: None,
@@ -71,7 +83,7 @@ impl<B> LockBody<B> {
 /// An empty body without a lock, which outer layers put into the responses that they create.
 impl<B> Default for LockBody<B> {
     fn default() -> Self {
-        Self::refusal(Full::default())
+        Self::in_memory(Empty::new())
     }
 }
 
@@ -104,7 +116,7 @@ pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
 
 impl LockGuard {
     /// Makes the lock live as long as the body of a response, as the layer does: its last frame
-    /// waits for the release, and it ends with an error if the lock is lost. Of what a handler returns,
+    /// waits for the release, and it ends with a [`Rejection`] as its error if the lock is lost. Of what a handler returns,
     /// `IntoResponse::into_response` makes a response. Take the token before, if the body needs it.
     ///
     /// A response without a body cannot wait for the release: [`release`](Self::release) the guard
@@ -150,7 +162,7 @@ where
             if let Some(reason) = lost {
                 this.body.set(None);
                 *this.held = None;
-                return Poll::Ready(Some(Err(LockLostError(reason).into())));
+                return Poll::Ready(Some(Err(Rejection::Lost(reason).into())));
             }
             let polled = ready!(polled);
             if this.held.is_none() {
@@ -203,19 +215,6 @@ where
 }
 
 opaque_debug! { LockBody<B> }
-
-/// Error that ends a response body whose lock was lost while it was being sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the lock was lost while the response was being sent: {0}")]
-pub struct LockLostError(LostReason);
-
-impl LockLostError {
-    /// Returns why the lock was lost.
-    #[must_use]
-    pub fn reason(&self) -> LostReason {
-        self.0
-    }
-}
 
 #[cfg(test)]
 mod tests {

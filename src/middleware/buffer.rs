@@ -1,4 +1,4 @@
-//! Reads the body of a request before its lock is taken: the layer, its service and future.
+//! Reads the body of a request before its lock is taken: the layer and its service.
 //!
 //! # Implementation details
 //!
@@ -8,25 +8,21 @@
 use std::error::Error;
 use std::io;
 use std::iter;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use futures_util::TryFutureExt;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
-use http_body_util::combinators::Collect;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use pin_project::pin_project;
-use tower::{BoxError, Layer, Service};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tower::{BoxError, Layer, Service, ServiceExt};
 
 use crate::middleware::body::LockBody;
-use crate::middleware::buffered::{BufferedBody, BufferedFor, WholeBody};
+use crate::middleware::buffered::{BufferedBody, BufferedFor, ReadBody, WholeBody};
 use crate::middleware::calls::CallToken;
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::{Refusals, RejectionResponse};
-use crate::middleware::service::{POLLED_AGAIN, take};
 
 /// Layer that applies the [`BufferBodyService`] middleware: reads each request's body before the
 /// inner service sees the request. So a lock further in is not held during a slow upload, and a
@@ -93,106 +89,59 @@ pub struct BufferBodyService<S> {
 
 impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for BufferBodyService<S>
 where
-    S: Service<Request<WholeBody>, Response = Response<ResBody>> + Clone,
-    ReqBody: Body<Data = Bytes, Error: Into<BoxError>>,
+    S: Service<Request<WholeBody>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    ReqBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     ResBody: Body<Data = Bytes, Error: Into<BoxError>>,
 {
-    type Response = Response<LockBody<ResBody>>;
-    type Error = S::Error;
-    type Future = BufferBodyFuture<S, ReqBody>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
+    boxed_service!(Response<LockBody<ResBody>>);
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (parts, body) = request.into_parts();
-        let BufferBodyLayer { limit, refusals } = &self.settings;
-        let mut future = BufferBodyFuture {
-            refusal: None,
-            reading: None,
-            waiting: None,
-            inner: None,
-        };
-        if body.size_hint().lower() > *limit as u64 {
-            let rejection = Rejection::BodyTooLarge;
-            future.refusal = Some(refusals.refuse_request(rejection, &parts));
-        } else if body.is_end_stream() {
+        let answered = |response: Response<_>| response.map(LockBody::unlocked);
+        if body.is_end_stream() {
             let request = buffered(parts, WholeBody::default());
-            future.inner = Some(self.inner.call(request));
-        } else {
-            // The upload may be slow: give up readiness, such as a permit, and ask for it again once the body is complete.
-            self.inner = self.inner.clone();
-            future.reading = Some(Limited::new(body, *limit).collect());
-            let request = Request::from_parts(parts, WholeBody::default());
-            future.waiting = Some((self.clone(), request));
+            return Box::pin(self.inner.call(request).map_ok(answered));
         }
-        future
-    }
-}
-
-/// Response future for [`BufferBodyService`](crate::middleware::BufferBodyService).
-#[pin_project]
-#[expect(unnameable_types, reason = "the service has it as its `Future`")]
-pub struct BufferBodyFuture<S, ReqBody>
-where
-    S: Service<Request<WholeBody>>,
-    ReqBody: Body<Error: Into<BoxError>>,
-{
-    refusal: Option<Response<Full<Bytes>>>,
-    #[pin]
-    reading: Option<Collect<Limited<ReqBody>>>,
-    /// Until the inner service is called. The request has its body once that is read.
-    waiting: Option<(BufferBodyService<S>, Request<WholeBody>)>,
-    #[pin]
-    inner: Option<S::Future>,
-}
-
-impl<S, ReqBody, ResBody> Future for BufferBodyFuture<S, ReqBody>
-where
-    S: Service<Request<WholeBody>, Response = Response<ResBody>>,
-    ReqBody: Body<Data = Bytes, Error: Into<BoxError>>,
-    ResBody: Body<Data = Bytes, Error: Into<BoxError>>,
-{
-    type Output = Result<Response<LockBody<ResBody>>, S::Error>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
-        if let Some(reading) = this.reading.as_mut().as_pin_mut() {
-            let read = ready!(reading.poll(context));
-            this.reading.set(None);
-            let (service, request) = take(this.waiting);
-            let (parts, _) = request.into_parts();
-            match read.map(WholeBody::collected) {
-                Ok(body) => *this.waiting = Some((service, buffered(parts, body))),
-                Err(error) => {
-                    let refusals = &service.settings.refusals;
-                    *this.refusal = Some(refusals.refuse_request(read_error(&*error), &parts));
+        // The upload may be slow: give up readiness, such as a permit, and ask for it again once the body is complete.
+        self.inner = self.inner.clone();
+        let Self {
+            mut inner,
+            settings,
+        } = self.clone();
+        Box::pin(async move {
+            let request = match read(body, settings.limit).await {
+                Ok(body) => buffered(parts, body),
+                Err(rejection) => {
+                    let refusal = settings.refusals.refuse_request(rejection, &parts);
+                    return Ok(refusal.map(LockBody::in_memory));
                 }
-            }
-        }
-        if let Some(refusal) = this.refusal.take() {
-            return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
-        }
-        if let Some((service, request)) = this.waiting {
-            if let Err(error) = ready!(service.inner.poll_ready(context)) {
+            };
+            if let Err(error) = inner.ready().await {
                 CallToken::refuse_request(request.extensions());
-                return Poll::Ready(Err(error));
+                return Err(error);
             }
-            let (mut service, request) = take(this.waiting);
-            this.inner.set(Some(service.inner.call(request)));
-        }
-        let inner = this.inner.as_pin_mut().expect(POLLED_AGAIN);
-        let response = ready!(inner.poll(context))?;
-        Poll::Ready(Ok(response.map(LockBody::unlocked)))
+            inner.call(request).await.map(answered)
+        })
     }
 }
 
-opaque_debug! {
-    BufferBodyFuture<S, ReqBody>
-    where
-        S: Service<Request<WholeBody>>,
-        ReqBody: Body<Error: Into<BoxError>>,
+/// Reads the body of a request.
+///
+/// # Errors
+///
+/// Returns the refusal of a request whose body is longer, at once if it says so, or cannot be read.
+pub(crate) async fn read<B, R>(body: B, limit: usize) -> Result<ReadBody<R>, Rejection>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+    R: Body<Data = Bytes>,
+{
+    if body.size_hint().lower() > limit as u64 {
+        return Err(Rejection::BodyTooLarge);
+    }
+    let collected = Limited::new(body, limit).collect().await;
+    let collected = collected.map_err(|error| read_error(&*error))?;
+    Ok(ReadBody::collected(collected))
 }
 
 /// Returns the request for the inner service, with the bytes of its body for key extractors.
@@ -204,7 +153,7 @@ fn buffered(mut parts: Parts, body: WholeBody) -> Request<WholeBody> {
 }
 
 /// Returns the refusal for a request whose body could not be read.
-pub(crate) fn read_error(error: &(dyn Error + 'static)) -> Rejection {
+fn read_error(error: &(dyn Error + 'static)) -> Rejection {
     // Also beyond the limit of an outer layer, whose error is wrapped.
     if causes(error).any(|error| error.is::<LengthLimitError>()) {
         return Rejection::BodyTooLarge;

@@ -16,7 +16,7 @@ use crate::middleware::routed::nested_segments;
 
 /// Extension of a request whose body was read by a [`BufferBodyLayer`](crate::BufferBodyLayer): the bytes of
 /// the body. Body keys ignore a copy of it in another request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct BufferedBody(pub Bytes);
 
 impl BufferedBody {

@@ -159,13 +159,13 @@ impl CallToken {
 
     /// Returns the token of a request, for an extractor that may refuse the request after it is consumed.
     #[cfg(feature = "axum")]
-    pub(crate) fn from_extensions(extensions: &Extensions) -> Option<Arc<Self>> {
+    pub(crate) fn from_extensions(extensions: &Extensions) -> Option<Self> {
         let token = extensions.get::<Self>()?;
-        Some(Arc::new(Self {
+        Some(Self {
             tracker: Arc::clone(&token.tracker),
             is_taken: Arc::clone(&token.is_taken),
             has_call: Arc::clone(&token.has_call),
-        }))
+        })
     }
 
     /// Records that the request may reach the handler, of an extractor that does not refuse it.

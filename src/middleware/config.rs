@@ -58,7 +58,7 @@ pub enum OnMissingKey {
 pub enum OnUnavailable {
     /// Answer 503.
     Reject,
-    /// Serve the request without a lock, with a warning in the log and [`Unprotected`] in its
+    /// Serve the request without a lock, with a warning in the log and without a [`LockHandle`](crate::LockHandle) in its
     /// extensions. Use it for locks that save work, never for locks that keep data correct.
     Proceed,
 }
@@ -82,11 +82,6 @@ pub enum OnLost {
     /// Continue; the handler can ask the [`LockHandle`](crate::LockHandle) in its extensions.
     Notify,
 }
-
-/// Extension of a request that [`OnUnavailable::Proceed`] let through without a lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Unprotected;
 
 /// Why the layer serves a request without a lock; an extension of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

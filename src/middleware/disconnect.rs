@@ -9,11 +9,9 @@
 
 use std::future::pending;
 use std::panic;
-use std::pin::Pin;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 
 use http::Request;
 use tower::Service;
@@ -25,7 +23,7 @@ use crate::middleware::held::{HeldShare, first_lost};
 
 /// Drop the handler when the client disconnects, at any `await`, and release the lock, as hyper
 /// does without a lock. The default of [`RedlockLayer`](crate::RedlockLayer).
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct CancelOnDisconnect;
 
 /// Let a handler that has started run to completion under its lock when the client disconnects.
@@ -48,6 +46,7 @@ pub(super) struct SpawnHandler {
 /// Service inside of a [`RedlockService`](crate::middleware::RedlockService) that runs the handler of each
 /// locked request in a task of its own.
 #[derive(Debug, Clone)]
+#[expect(unnameable_types, reason = "the service of the layer has it inside")]
 pub struct RunToCompletionService<S> {
     pub(super) inner: S,
 }
@@ -59,14 +58,7 @@ where
     S::Response: Send + 'static,
     S::Error: Send + 'static,
 {
-    type Response = S::Response;
-    type Error = S::Error;
-    /// Boxed, as the task that it waits for is.
-    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
+    boxed_service!(S::Response);
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let spawn = request.extensions_mut().remove::<SpawnHandler>();

@@ -32,7 +32,7 @@ use crate::protocol::{LockKey, LockKeys};
 /// They are an extension of the request. A request that is made with a clone of these extensions counts as the
 /// same request and shares its locks. A handler that makes such requests and wants them to exclude each other
 /// removes `LockHandles` from the extensions first.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct LockHandles(Arc<Mutex<Vec<(LockHandle, OnLost)>>>);
 
 /// A share of a lock that a request holds, with the effect of its loss.
@@ -59,7 +59,9 @@ impl LockHandles {
 
     /// Returns the handles of a request, none at first. Clones of the extensions share them.
     pub(crate) fn from_extensions(extensions: &mut Extensions) -> Self {
-        extensions.get_or_insert_default::<Self>().clone()
+        extensions
+            .get_or_insert_with(|| Self(Arc::default()))
+            .clone()
     }
 
     /// Adds a lock that was taken for the request, with the effect of its loss on the handler.

@@ -13,7 +13,7 @@ use crate::protocol::KeyError;
 /// lost.
 ///
 /// On a client, put it into the extensions of a request that a `client::IdempotentLayer` sends.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IdempotencyKey(Arc<str>);
 
 impl IdempotencyKey {

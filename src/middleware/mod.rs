@@ -55,7 +55,6 @@ mod token_header;
 pub use body::LockBody;
 pub use buffer::BufferBodyService;
 pub use buffered::ReadBody;
-pub use disconnect::RunToCompletionService;
 #[cfg(feature = "utoipa")]
 pub(crate) use openapi::{Responses, responses};
 #[cfg(any(feature = "axum", feature = "client", feature = "idempotency"))]
@@ -64,7 +63,7 @@ pub use service::{RedlockService, ResponseFuture};
 #[cfg(feature = "idempotency")]
 pub(crate) use {
     body::declared_length,
-    buffer::read_error,
+    buffer::read,
     buffered::WholeBody,
     calls::{CallTracker, HandlerState},
     config::has_method,

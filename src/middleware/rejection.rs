@@ -1,10 +1,10 @@
 //! Refusals: why a request was not served, with their status, code and texts.
 
-use std::fmt;
 use std::time::Duration;
 
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
+use thiserror::Error;
 
 use crate::lock::{LockError, LockOptions, LostReason};
 use crate::node::whole_seconds;
@@ -12,12 +12,15 @@ use crate::protocol::{Holder, KeyError};
 
 /// Why a request was not served, or not to its end.
 ///
-/// It is also an extension of the response, so that an outer layer can tell the cases apart.
-/// The default response does not show the holder, a node or the key.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// It is also an extension of the response, so that an outer layer can tell the cases apart, and the error with which a body
+/// ends whose lock is lost while it is sent.
+/// The default response does not show the holder, a node or the key. Nor does the text of a case, which is for the client; the
+/// log has more for the operator.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Rejection {
     /// Another request holds the lock.
+    #[error("another request holds the lock on this resource")]
     Contended {
         /// The status that the layer is configured to answer.
         status: StatusCode,
@@ -30,6 +33,7 @@ pub enum Rejection {
     },
     /// So many requests hold a slot of the resource as there are; see
     /// [`max_concurrent`](crate::RedlockLayer::max_concurrent).
+    #[error("too many requests use this resource at the moment")]
     TooManyConcurrent {
         /// When a retry makes sense, if known; as for [`Contended`](Self::Contended).
         retry_after: Option<Duration>,
@@ -39,88 +43,59 @@ pub enum Rejection {
     ///
     /// [`LockError::quarantined`] tells nodes that were started recently, `lock-quarantined`, from nodes that
     /// cannot be reached, `lock-unavailable`.
+    #[error("{}", lock_detail(.0))]
     Failed(LockError),
     /// The lock was lost while the handler ran, and the handler was stopped.
+    #[error("the lock was lost while the request was being served")]
     Lost(LostReason),
     /// The first request with the idempotency key still runs, or its outcome is not known yet.
+    #[error(
+        "the first request with this idempotency key still runs, or its outcome is not known yet"
+    )]
     InProgress,
     /// The request does not name the resource.
+    #[error("the request lacks a required key{}", of_source(lacking.as_deref()))]
     KeyMissing {
         /// What names it, such as ``header `x-tenant` ``. `None` if that
         /// is not known, or if only the service can set it.
         lacking: Option<String>,
     },
     /// The request names the resource by an unusable key.
+    #[error("{}", key_detail(.0))]
     KeyInvalid(KeyError),
     /// The request body exceeds the limit for bodies that are read before the lock is taken.
+    #[error("the request body is too large for this resource")]
     BodyTooLarge,
     /// The request body could not be read to its end.
+    #[error("the request body {}", if *timed_out { "did not arrive in time" } else { "ended before it was complete" })]
     BodyUnreadable {
         /// Whether the error that ended it says that it is a timeout, such as the error of an outer layer.
         timed_out: bool,
     },
     /// The service is misconfigured and cannot serve any such request.
+    #[error("the service is misconfigured")]
     Misconfigured(KeyError),
     /// The scope found no caller for the idempotency key; the service cannot serve any such request.
+    #[error("the service is misconfigured")]
     ScopeMissing,
     /// The idempotency key was used for another request.
+    #[error("the idempotency key was used for another request before")]
     KeyReused,
     /// The request may have been executed, and its outcome is unknown.
+    #[error("the request may have been executed; its outcome is unknown")]
     OutcomeUnknown,
     /// The request was executed, and its response was too large to be kept.
+    #[error("the request was executed; its response was not kept")]
     ResultNotKept,
     /// The request was executed more than once, and no majority of the nodes has one of the outcomes.
+    #[error("the request was executed more than once, with different outcomes")]
     ConflictingOutcomes,
 }
 
 /// With status 423 for contention.
 impl From<LockError> for Rejection {
     fn from(error: LockError) -> Self {
-        Self::from_lock_error(error, &LockOptions::default(), StatusCode::LOCKED)
-    }
-}
-
-/// The text for the client, which shows nothing of the service's set-up. The log has more for the operator.
-impl fmt::Display for Rejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Contended { .. } => "another request holds the lock on this resource",
-            Self::TooManyConcurrent { .. } => "too many requests use this resource at the moment",
-            Self::Failed(LockError::Expired { .. }) => "the lock was granted too late to be used",
-            Self::Failed(LockError::Overloaded { .. }) => "too many requests are waiting for locks",
-            Self::Failed(LockError::Closed) => "the service is shutting down",
-            Self::Failed(error) => match error.quarantined() {
-                Some(left) => {
-                    let left = whole_seconds(left).max(1);
-                    return write!(
-                        f,
-                        "the lock service started recently and grants no locks for another {left} s"
-                    );
-                }
-                None => "the lock service is unreachable; whether the lock is held is unknown",
-            },
-            Self::Lost(_) => "the lock was lost while the request was being served",
-            Self::InProgress => {
-                "the first request with this idempotency key still runs, or its outcome is not known yet"
-            }
-            Self::KeyMissing { lacking: None } => "the request lacks a required key",
-            Self::KeyMissing { lacking: Some(source) } => {
-                return write!(f, "the request lacks a required key: {source}");
-            }
-            Self::KeyInvalid(error) => return f.write_str(&key_detail(error)),
-            Self::BodyTooLarge => "the request body is too large for this resource",
-            Self::BodyUnreadable { timed_out: false } => {
-                "the request body ended before it was complete"
-            }
-            Self::BodyUnreadable { timed_out: true } => "the request body did not arrive in time",
-            Self::Misconfigured(_) | Self::ScopeMissing => "the service is misconfigured",
-            Self::KeyReused => "the idempotency key was used for another request before",
-            Self::OutcomeUnknown => "the request may have been executed; its outcome is unknown",
-            Self::ResultNotKept => "the request was executed; its response was not kept",
-            Self::ConflictingOutcomes => {
-                "the request was executed more than once, with different outcomes"
-            }
-        })
+        Self::from_lock_error(error, &LockOptions::default(), StatusCode::LOCKED, false)
     }
 }
 
@@ -168,22 +143,26 @@ impl Rejection {
         Some(Duration::from_secs(whole_seconds(left).max(1)))
     }
 
-    /// Converts an error of a lock with these options, with the status for contention, and when to retry after it: after the
-    /// remaining ttl if the lock stays taken, because then it is not renewed.
+    /// Converts an error of a lock with these options, with the status for contention, who holds the lock if clients may know
+    /// it, and when to retry after it: after the remaining ttl if the lock stays taken, because then it is not renewed.
     pub(crate) fn from_lock_error(
         error: LockError,
         options: &LockOptions,
         status: StatusCode,
+        exposes_holder: bool,
     ) -> Self {
         match error {
-            LockError::Contended { retry_after, .. } => {
+            LockError::Contended {
+                retry_after,
+                holder,
+            } => {
                 let retry_after = retry_after.filter(|_| options.hold_at_least.is_some());
                 match options.is_slot() {
                     true => Self::TooManyConcurrent { retry_after },
                     false => Self::Contended {
                         status,
                         retry_after,
-                        holder: None,
+                        holder: holder.filter(|_| exposes_holder),
                     },
                 }
             }
@@ -197,14 +176,6 @@ impl Rejection {
             }
             error => Self::Failed(error),
         }
-    }
-
-    /// Adds the holder of the lock, if another request holds it.
-    pub(super) fn with_holder(mut self, by: Option<Holder>) -> Self {
-        if let Self::Contended { holder, .. } = &mut self {
-            *holder = by;
-        }
-        self
     }
 
     /// Converts an error of a key extractor.
@@ -272,6 +243,26 @@ table! {
     // Not ABORTED, after which clients call again.
     Self::ResultNotKept => (409, 6, "result-not-kept", "Response not kept", false),
     Self::ConflictingOutcomes => (409, 9, "conflicting-outcomes", "Conflicting outcomes", false),
+}
+
+/// Returns the text for the client about an error of the lock that is not its own.
+fn lock_detail(error: &LockError) -> String {
+    match error {
+        LockError::Expired { .. } => "the lock was granted too late to be used".into(),
+        LockError::Overloaded { .. } => "too many requests are waiting for locks".into(),
+        LockError::Closed => "the service is shutting down".into(),
+        error => match error.quarantined() {
+            Some(left) => format!(
+                "the lock service started recently and grants no locks for another {} s",
+                whole_seconds(left).max(1)
+            ),
+            None => "the lock service is unreachable; whether the lock is held is unknown".into(),
+        },
+    }
+}
+
+fn of_source(source: Option<&str>) -> String {
+    source.map_or_else(String::new, |source| format!(": {source}"))
 }
 
 /// Returns the text for the client about its key. `Display` of the error is for operators.

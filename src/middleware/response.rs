@@ -52,10 +52,10 @@ pub enum RequestKind {
 /// # Refusals of extractors
 ///
 /// An extractor has no settings of its own. [`Locked`](crate::Locked), [`LockHandle`](crate::LockHandle),
-/// [`FencingToken`](crate::FencingToken), [`IdempotencyKey`](crate::IdempotencyKey) and
-/// [`ExecutionHandle`](crate::ExecutionHandle) use the `Arc<dyn RejectionResponse>` in the extensions of the request. The
-/// rejections of other extractors, such as that of the `Path` in a `Locked<Path<T>>`, are not affected. A single handler
-/// can take `Result<Locked<T>, LockedRejection<_>>` instead.
+/// [`FencingToken`](crate::FencingToken) and [`IdempotencyKey`](crate::IdempotencyKey) use the
+/// `Arc<dyn RejectionResponse>` in the extensions of the request. The rejections of other extractors, such as that of the
+/// `Path` in a `Locked<Path<T>>`, are not affected. A single handler can take `Result<Locked<T>, LockedRejection<_>>`
+/// instead.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -220,8 +220,7 @@ opaque_debug! { Refusals }
 
 impl RequestKind {
     /// Returns the kind of a request, by its content type.
-    #[must_use]
-    pub fn of(parts: &Parts) -> Self {
+    pub(crate) fn of(parts: &Parts) -> Self {
         // With the encoding of its messages, such as `+proto`.
         let kind = media_type(&parts.headers).split('+').next();
         match kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/grpc")) {

@@ -35,7 +35,7 @@ use tower::{BoxError, Service};
 use crate::lock::{LockError, LockHandle, LockOptions, LostReason};
 use crate::middleware::body::{LockBody, declared_length};
 use crate::middleware::calls::{CallToken, CallTracker};
-use crate::middleware::config::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt, Unprotected};
+use crate::middleware::config::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt};
 use crate::middleware::disconnect::SpawnHandler;
 use crate::middleware::held::{HeldShare, LockHandles};
 use crate::middleware::rejection::Rejection;
@@ -166,7 +166,7 @@ where
                 Ok(Poll::Ready(Ok(outcome))) => Ok(outcome),
                 Ok(Poll::Ready(Err(rejection))) => {
                     let refusal = this.refuse(rejection);
-                    return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
+                    return Poll::Ready(Ok(refusal.map(LockBody::in_memory)));
                 }
                 Err(panic) => Err(panic),
             };
@@ -276,7 +276,6 @@ where
             tracker.pass_on(extensions);
         }
         let (config, Some(held)) = (&self.config, &self.held) else {
-            extensions.insert(Unprotected);
             extensions.insert(NotLocked::Unavailable);
             // The handler must not take the lock of an outer layer for this layer's.
             extensions.remove::<LockHandle>();
@@ -347,12 +346,12 @@ fn lock(
                 telemetry::unprotected(options.label.unwrap_or(telemetry::UNNAMED));
                 Ok(None)
             }
-            Err(error) => {
-                let holder = error.holder().filter(|_| config.expose_holder).cloned();
-                let rejection =
-                    Rejection::from_lock_error(error, &options, config.contended_status);
-                Err(rejection.with_holder(holder))
-            }
+            Err(error) => Err(Rejection::from_lock_error(
+                error,
+                &options,
+                config.contended_status,
+                config.expose_holder,
+            )),
         }
     }
 }
@@ -373,8 +372,8 @@ fn has_body<B: Body>(response: &Response<B>, declared: Option<u64>, method: &Met
 }
 
 /// Takes a value that a future keeps for its only transition.
-pub(super) fn take<T>(slot: &mut Option<T>) -> T {
+fn take<T>(slot: &mut Option<T>) -> T {
     slot.take().expect(POLLED_AGAIN)
 }
 
-pub(super) const POLLED_AGAIN: &str = "a future is not polled after it is ready";
+const POLLED_AGAIN: &str = "a future is not polled after it is ready";

@@ -168,7 +168,7 @@ pub(crate) async fn run_to_end<T: Send + 'static>(
 /// share of the lock.
 ///
 /// [`ExecuteOnce::run`](crate::ExecuteOnce::run) passes it to the work. An `IdempotencyLayer` puts it into the
-/// extensions of the request that it executes; in axum it is an extractor too.
+/// extensions of the request that it executes: in axum, extract `Extension<ExecutionHandle>`.
 ///
 /// A [`LockHandle`] is different: it belongs to a resource that a [`RedlockLayer`](crate::RedlockLayer) locks, and
 /// its token orders the writes to that resource. The token of an execution only orders the executions of one key.

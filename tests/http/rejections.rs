@@ -20,7 +20,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{
     KeyExtractor, LockError, LockHandle, LockKeys, OnMissingKey, OnUnavailable, Redlock,
-    RedlockLayer, Rejection, RequestKind, Unprotected, key,
+    RedlockLayer, Rejection, RequestKind, key,
 };
 
 use crate::scripted_bodies::{Flag, TTL, code, layer, lose, ok, post, redlock, working};
@@ -105,7 +105,7 @@ async fn expose_token_sends_the_token_of_the_handler() {
 
 // Rules: lock-unavailable
 #[tokio::test(start_paused = true)]
-async fn unavailable_lock_is_503_or_proceeds_with_a_mark() {
+async fn unavailable_lock_is_503_or_proceeds_without_a_handle() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     nodes.set(0, Gate::Failing);
@@ -122,7 +122,6 @@ async fn unavailable_lock_is_503_or_proceeds_with_a_mark() {
     let (served, seen) = call(&proceeding, request("POST", &[("x-fencing-token", "1")])).await;
     assert_eq!(served.status(), StatusCode::OK);
     let seen = seen.unwrap();
-    assert!(seen.extensions.get::<Unprotected>().is_some());
     assert!(seen.extensions.get::<LockHandle>().is_none());
     assert!(!seen.headers.contains_key(TOKEN));
 
@@ -138,11 +137,11 @@ async fn unavailable_lock_is_503_or_proceeds_with_a_mark() {
     let (refused, seen) = call(&proceeding, post()).await;
     assert_eq!(code(&refused.map(Full::new)), "shutting-down");
     assert!(seen.is_none());
-    // With the lock there, nothing is marked.
+    // With the lock there, the handler has it.
     let healthy = RedlockLayer::new(Redlock::in_memory(3), "resource");
     let healthy = healthy.on_unavailable(OnUnavailable::Proceed);
     let seen = call(&healthy, post()).await.1.unwrap();
-    assert!(seen.extensions.get::<Unprotected>().is_none());
+    assert!(seen.extensions.get::<LockHandle>().is_some());
 }
 
 // Rules: lock-contended
@@ -194,10 +193,7 @@ async fn missing_key_names_the_part_of_the_request_that_lacks_it() {
         ),
         // What the service has named is not the client's.
         (
-            Arc::new((
-                key::header("x-a"),
-                key::extension::<String>(String::as_str),
-            )),
+            Arc::new((key::header("x-a"), key::extension::<String>(String::as_str))),
             "lacks a required key",
         ),
     ] {

@@ -21,7 +21,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LockHandle, LockLostError, LostReason, OnLost, Rejection, ReleaseAt};
+use tower_redlock::{LockHandle, LostReason, OnLost, Rejection, ReleaseAt};
 
 use crate::scripted_bodies::Step::{Data, Error, Panic, Trailers, Wait};
 use crate::scripted_bodies::{
@@ -297,8 +297,8 @@ async fn lock_lost_during_the_body_ends_it_with_an_error() {
             LostReason::Gone
         };
         let error = body.frame().await.unwrap().unwrap_err();
-        let lost = error.downcast_ref::<LockLostError>().unwrap();
-        assert_eq!(lost.reason(), expected);
+        let lost = error.downcast_ref::<Rejection>();
+        assert_eq!(lost, Some(&Rejection::Lost(expected)));
         assert!(dropped.is_set(), "the inner body is of no use any more");
         assert!(body.frame().await.is_none());
         assert!(body.is_end_stream());
@@ -350,7 +350,7 @@ async fn hold_until_sent_releases_with_the_last_frame() {
     let response = guard.hold_until_sent(ok(stream(&[Wait(10 * TTL)])));
     lose(&nodes);
     let error = response.into_body().frame().await.unwrap().unwrap_err();
-    assert!(error.is::<LockLostError>());
+    assert!(error.is::<Rejection>());
 }
 
 #[tokio::test(start_paused = true)]

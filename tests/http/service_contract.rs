@@ -25,9 +25,7 @@ use tower::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
 use tower_redlock::middleware::{RedlockService, ResponseFuture};
-use tower_redlock::{
-    KeyExtractor, LockBody, LockError, Redlock, RedlockLayer, Rejection, Unprotected, key,
-};
+use tower_redlock::{KeyExtractor, LockBody, LockError, Redlock, RedlockLayer, Rejection, key};
 
 /// How long the probe works on a request, and how long a request may wait for its lock.
 const WORK: Duration = ms(20);
@@ -430,7 +428,6 @@ fn public_types_have_their_documented_auto_traits() {
         LockBody<Plain> => [Sync + Default],
         LockBody<Body> => [Send + http_body::Body<Data = Bytes, Error = BoxError> + 'static],
         Rejection => [Clone + Send + Sync + fmt::Debug + 'static],
-        Unprotected => [Copy + Send + Sync + 'static],
         Arc<dyn KeyExtractor> => [KeyExtractor + Clone],
         (&'static str, Arc<dyn KeyExtractor>) => [KeyExtractor + Clone],
     }

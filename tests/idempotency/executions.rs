@@ -5,20 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use axum::Router;
 use axum::body::Body;
 use axum::http::StatusCode;
 use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::post;
+use axum::{Extension, Router};
 use support::{Answer, Executed, SlowReadiness, ms, once, redlock, secs, three_nodes};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    BufferBodyLayer, ExecutionHandle, FencingToken, LockHandle, LockKey, LostReason, OnLost,
-    Redlock,
+    BufferBodyLayer, ExecutionHandle, LockHandle, LockKey, LostReason, OnLost, Redlock,
 };
 
 use crate::payments::{cloneable, counts_ended, pay, per_account, rebuilt, request};
@@ -131,11 +130,11 @@ async fn execution_after_a_long_wait_for_readiness_begins_with_full_validity() {
 #[tokio::test(start_paused = true)]
 async fn execution_handle_and_lock_handle_reach_the_handler() {
     async fn see(
-        execution: ExecutionHandle,
+        Extension(execution): Extension<ExecutionHandle>,
         lock: Option<LockHandle>,
-        token: Option<FencingToken>,
     ) -> String {
         assert!(execution.is_valid() && execution.fencing_token().is_some());
+        let token = lock.as_ref().and_then(LockHandle::fencing_token);
         let account = lock.map(|lock| lock.keys()[0].clone());
         let expected = LockKey::from(("account", "1"));
         format!("{} {}", account == Some(expected), token.is_some())
@@ -366,10 +365,12 @@ impl<R> Service<R> for ReadyTimes {
 async fn execution_handle_reports_released_once_the_response_is_recorded() {
     let nodes = ScriptedNodes::new(3);
     let (seen, mut handles) = tokio::sync::mpsc::unbounded_channel();
-    let pay_on = post(async move |execution: ExecutionHandle| {
-        seen.send(execution).unwrap();
-        "paid"
-    });
+    let pay_on = post(
+        async move |Extension(execution): Extension<ExecutionHandle>| {
+            seen.send(execution).unwrap();
+            "paid"
+        },
+    );
     let app = Router::new().route("/payments", pay_on);
     let app = app.layer(once(&redlock(&nodes)));
     assert_eq!(pay(&app, "/payments", "a").await.body, "paid");

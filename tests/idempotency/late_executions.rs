@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
+use axum::{Extension, Router};
 use support::{Executed, SlowReadiness, assert_matches, ms, once, secs, set_all};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
@@ -18,7 +18,7 @@ use crate::payments::{counts_begun, pay, request};
 /// Counts an execution when the handler begins, and answers with the validity that is left.
 fn validity_left(executed: &Executed) -> Router {
     let executed = executed.clone();
-    let pay = async move |execution: ExecutionHandle| {
+    let pay = async move |Extension(execution): Extension<ExecutionHandle>| {
         executed.one_more();
         format!("{}", execution.valid_for().as_millis())
     };

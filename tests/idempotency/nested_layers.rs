@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{Query, Request};
 use axum::http::{Extensions, StatusCode};
 use axum::middleware::map_response;
 use axum::response::IntoResponse;
 use axum::routing::post;
+use axum::{Extension, Router};
 use http_body_util::Full;
 use support::{
     Answer, Executed, SlowReadiness, ms, once, redlock, request_with, secs, set_all, three_nodes,
@@ -417,11 +417,13 @@ async fn outer_lock_lost_with_on_lost_notify_lets_the_execution_be_recorded() {
     let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
     let executed = Executed::default();
     let counted = executed.clone();
-    let pay_there = post(async move |execution: ExecutionHandle| {
-        sleep(secs(20)).await;
-        assert!(execution.is_valid());
-        format!("payment {}", counted.one_more())
-    });
+    let pay_there = post(
+        async move |Extension(execution): Extension<ExecutionHandle>| {
+            sleep(secs(20)).await;
+            assert!(execution.is_valid());
+            format!("payment {}", counted.one_more())
+        },
+    );
     let app = Router::new().route("/payments", pay_there);
     let outer = per_account(&redlock(&accounts)).on_lost(OnLost::Notify);
     let app = app

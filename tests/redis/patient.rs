@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::Request;
 use axum::routing::post;
+use axum::{Extension, Router};
 use support::{Answer, Executed, ms, request_with, secs, until};
 use tokio::runtime::{Builder, Runtime};
 use tower_redlock::{
@@ -57,7 +57,7 @@ pub(crate) fn name_of(key: &str) -> String {
 /// Counts an execution when the handler begins, and answers with the validity that is left.
 pub(crate) fn app_of(executed: &Executed) -> Router {
     let executed = executed.clone();
-    let pay = async move |execution: ExecutionHandle| {
+    let pay = async move |Extension(execution): Extension<ExecutionHandle>| {
         executed.one_more();
         format!("{}", execution.valid_for().as_millis())
     };
