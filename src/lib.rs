@@ -93,7 +93,7 @@ pub use node::{Credentials, CredentialsProvider};
 pub use node::{NodeFailure, NodeState};
 pub use once::{
     ExecuteOnce, ExecutionHandle, InspectedKey, Inspection, Leader, LeaderWatch, ListCursor,
-    ListedLock, LockPage, NodeInspection, OnceError, Outcome, Revoked,
+    LockPage, NodeInspection, OnceError, Outcome, Revoked,
 };
 pub use protocol::message::KeyState;
 #[doc(inline)]

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::extract::key_path::{KeyOfPath, path_of_key, prefix_of_path};
 use crate::lock::{GroupHealth, Health, HeldLock, LockError, NodeHealth, Redlock};
 use crate::node::{NodeState, random_u64, whole_seconds};
-use crate::once::{Inspection, ListCursor, ListedLock};
+use crate::once::{Inspection, ListCursor};
 use crate::protocol::message::KeyState;
 use crate::protocol::{Holder, LockKey};
 
@@ -221,7 +221,8 @@ async fn list(
         let (redlock, prefix, cursor) = at?;
         let (line, next) = match redlock.list(&prefix, cursor).await {
             Ok(page) => {
-                let locks: Vec<_> = page.locks.iter().map(listed).collect();
+                let locks = page.locks.iter().map(|lock| with(known(lock), &lock.key));
+                let locks: Vec<_> = locks.collect();
                 let line = json!({ "locks": locks, "complete": page.next.is_none() });
                 (line, page.next)
             }
@@ -235,10 +236,6 @@ async fn list(
         (CONTENT_TYPE, "application/x-ndjson"),
     ];
     (headers, Body::from_stream(lines)).into_response()
-}
-
-fn listed(lock: &ListedLock) -> Value {
-    with(known(&lock.inspection), &lock.key)
 }
 
 async fn inspect(State(redlock): State<Redlock>, KeyOfPath(key): KeyOfPath) -> Response {

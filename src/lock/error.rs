@@ -419,7 +419,7 @@ pub(super) fn without_credentials(url: &str) -> String {
 }
 
 /// The reason for which a lock is no longer held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostReason {
     /// A majority of the nodes reported that the key no longer belongs to this holder: it expired early, was

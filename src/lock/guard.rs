@@ -122,7 +122,7 @@ macro_rules! view {
             /// Returns all keys of the lock in ascending order; never empty.
             ///
             /// Keys that the same request locked before, for example by a layer, are not included. They belong to
-            /// another lock with another token, of which this one holds a share.
+            /// another lock with another token, of which this one holds a share; see [`LockHandles`](crate::LockHandles).
             #[must_use]
             pub fn keys(&self) -> &[LockKey] {
                 let joined = self$(.$handle)?.joined.as_ref();
@@ -135,17 +135,6 @@ macro_rules! view {
             #[must_use]
             pub fn fencing_token(&self) -> Option<FencingToken> {
                 self.lease().token()
-            }
-
-            /// Returns the fencing token for writes to the resource that `key` names, even if the same request
-            /// locked it before; `None` if it is not locked here, or fencing is off.
-            ///
-            /// Tokens are ordered within one key. A shared lock has the token with which it was acquired.
-            #[must_use]
-            pub fn fencing_token_of(&self, key: &LockKey) -> Option<FencingToken> {
-                let mut leases = self.leases();
-                let lease = leases.find(|lease| lease.spec.keys.as_slice().contains(key))?;
-                lease.token()
             }
 
             /// Returns the number of the slot, counted from zero; `None` if the lock was requested without

@@ -24,9 +24,10 @@ use crate::node::{NodeFailure, NodeState, Packet};
 /// }
 /// # }
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Health {
+    pub(crate) is_draining: bool,
     /// One entry per node of all groups, in the order of the configuration.
     pub nodes: Vec<NodeHealth>,
     /// The number of nodes that make a majority; of several groups, the sum of their majorities.
@@ -34,11 +35,10 @@ pub struct Health {
     /// One entry per group, in the order of the configuration. Last come those that the service
     /// [moves to](crate::RedlockBuilder::moving_to).
     pub groups: Vec<GroupHealth>,
-    pub(crate) is_draining: bool,
 }
 
 /// The health of one group of nodes, which decides on the keys that belong to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct GroupHealth {
     /// The name of the group; `0` if there is only one.
@@ -50,7 +50,7 @@ pub struct GroupHealth {
 }
 
 /// The health of one node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NodeHealth {
     /// The node's address, without credentials.
@@ -152,9 +152,7 @@ impl GroupHealth {
         self.up() >= self.needed
     }
 
-    /// Returns the number of nodes that may vote.
-    #[must_use]
-    pub fn up(&self) -> usize {
+    fn up(&self) -> usize {
         let up = |node: &&NodeHealth| node.state == NodeState::Up;
         self.nodes.iter().filter(up).count()
     }

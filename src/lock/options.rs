@@ -15,7 +15,7 @@ use crate::protocol::lease::Access;
 /// let patient = LockOptions::default().wait(Duration::from_secs(2));
 /// # let _ = patient;
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct LockOptions {
     pub(crate) ttl: Option<Duration>,

@@ -171,7 +171,7 @@ pub(crate) struct Ticket {
 }
 
 /// Report of [`Redlock::drain`](crate::Redlock::drain).
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Drained {
     /// The number of held locks that ended while draining. A lock in several [groups](crate::RedlockBuilder::group) counts
@@ -189,7 +189,7 @@ pub struct Drained {
 }
 
 /// A lock that this process holds; see [`Redlock::held`](crate::Redlock::held).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct HeldLock {
     /// The keys. That of a slot is the key `(key, "slot", i)`.

@@ -8,12 +8,12 @@ use crate::protocol::KeyError;
 
 /// The idempotency key of a request, as the client sent it.
 ///
-/// On a server, it is an extractor, and an extension of every request that an `IdempotencyLayer` passes on with a key. If
-/// the transaction of the effect stores it under a unique index, the effect happens once, even if locks or records are
-/// lost.
+/// On a server, it is an extractor, and an extension of every request that an `IdempotencyLayer` passes on with a key. It does not
+/// contain the scope: if the transaction of the effect stores it with its caller under a unique index, the effect happens
+/// once, even if locks or records are lost.
 ///
 /// On a client, put it into the extensions of a request that a `client::IdempotentLayer` sends.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdempotencyKey(Arc<str>);
 
 impl IdempotencyKey {

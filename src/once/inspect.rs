@@ -34,9 +34,12 @@ use crate::protocol::{FencingToken, Holder, KeyNames, LockKey, OwnerToken};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Inspection {
+    is_of_invalid_key: bool,
+    /// The key.
+    pub key: LockKey,
     /// The name of the group that the key belongs to; `0` if there is only one.
     pub group: Arc<str>,
     /// One entry per node of the group, in the order of the configuration.
@@ -45,11 +48,10 @@ pub struct Inspection {
     pub needed: usize,
     /// What the nodes know of the key in the group that it [moves to](crate::RedlockBuilder::moving_to), if it moves.
     pub next: Option<Box<Self>>,
-    is_of_invalid_key: bool,
 }
 
 /// What one node knows of a key.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NodeInspection {
     /// The node's address, without credentials.
@@ -59,22 +61,22 @@ pub struct NodeInspection {
 }
 
 /// A key on one node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct InspectedKey {
+    /// Who holds the key there: of many readers, 16 at most, in no order. Holders without a label and a note are left
+    /// out.
+    pub holders: Vec<Holder>,
     /// Whether the key is locked there.
     pub state: KeyState,
     /// The fencing token of the last grant there; `None` if the node does not remember one.
     pub fencing_token: Option<FencingToken>,
     /// Whether the outcome of an execution is recorded under the key; see [`Redlock::once`].
     pub is_recorded: bool,
-    /// Who holds the key there: of many readers, 16 at most, in no order. Holders without a label and a note are left
-    /// out.
-    pub holders: Vec<Holder>,
 }
 
 /// Report of [`Redlock::revoke`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Revoked {
     /// The number of nodes on which the key was locked, and is free now.
@@ -275,6 +277,7 @@ pub(super) async fn inspect(group: &Group, key: &LockKey) -> Inspection {
         }),
     });
     Inspection {
+        key: key.clone(),
         group: Arc::clone(&group.name),
         nodes: nodes.collect(),
         needed: cluster.quorum.majority(),
@@ -392,6 +395,7 @@ mod tests {
             }),
         });
         let inspection = Inspection {
+            key: "k".into(),
             group: "0".into(),
             nodes: nodes.into(),
             needed: 2,

@@ -12,30 +12,23 @@ use crate::protocol::LockKey;
 use crate::protocol::message::{KeyState, Op, Reply, Scanned};
 
 /// A page of [`Redlock::list`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LockPage {
-    /// The locks, in the order of their keys. Often there are none, although further pages have some.
-    pub locks: Vec<ListedLock>,
+    /// What the nodes of its group know of each lock, in the order of the keys. Often there are none, although further
+    /// pages have some.
+    ///
+    /// The key of a slot is `(key, "slot", i)`; for a key of more than 512 bytes, it is its SHA-256 in hexadecimal digits,
+    /// which is all that the nodes know.
+    pub locks: Vec<Inspection>,
     /// Where the next page begins; `None` at the end of the list.
     pub next: Option<ListCursor>,
-}
-
-/// A key that a majority of the nodes has locked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ListedLock {
-    /// The key. That of a slot is `(key, "slot", i)`; for a key of more than 512 bytes, it is its SHA-256 in hexadecimal
-    /// digits, which is all that the nodes know.
-    pub key: LockKey,
-    /// What the nodes of the group where it was found know of it.
-    pub inspection: Inspection,
 }
 
 /// Where a page of [`Redlock::list`] begins. The default is the beginning of the list.
 ///
 /// It belongs to the prefix and to the nodes with which the list began.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct ListCursor {
     group: usize,
     /// The node that is scanned. Those before it have been, unless they failed.
@@ -76,7 +69,7 @@ impl Redlock {
     /// while let Some(from) = cursor {
     ///     let page = redlock.list(("job",), from).await?;
     ///     for lock in page.locks {
-    ///         println!("{:?}: {:?}", lock.key, lock.inspection.state());
+    ///         println!("{:?}: {:?}", lock.key, lock.state());
     ///         keys.push(lock.key);
     ///     }
     ///     cursor = page.next;
@@ -133,16 +126,16 @@ impl Redlock {
         let new: Vec<&LockKey> = named.difference(&cursor.named).collect();
         for keys in new.chunks(AT_ONCE) {
             let inspections = join_all(keys.iter().map(|key| inspect(group, key)));
-            for (key, inspection) in keys.iter().zip(inspections.await) {
-                let key = LockKey::clone(key);
-                let is_new = cursor.undecided.contains(&key) || !cursor.has_passed(&inspection);
+            for inspection in inspections.await {
+                let key = &inspection.key;
+                let is_new = cursor.undecided.contains(key) || !cursor.has_passed(&inspection);
                 let has_failed = inspection.nodes.iter().any(|node| node.outcome.is_err());
                 match is_locked(&inspection)? {
                     true if is_new => {
-                        cursor.undecided.remove(&key);
-                        locks.push(ListedLock { key, inspection });
+                        cursor.undecided.remove(key);
+                        locks.push(inspection);
                     }
-                    false if has_failed => drop(cursor.undecided.insert(key)),
+                    false if has_failed => drop(cursor.undecided.insert(key.clone())),
                     _ => {}
                 }
             }

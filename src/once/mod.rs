@@ -32,7 +32,7 @@ pub use error::OnceError;
 pub use execution::ExecutionHandle;
 pub use inspect::{InspectedKey, Inspection, NodeInspection, Revoked};
 pub use leader::{Leader, LeaderWatch};
-pub use list::{ListCursor, ListedLock, LockPage};
+pub use list::{ListCursor, LockPage};
 pub use request::ExecuteOnce;
 pub use run::Outcome;
 #[cfg(feature = "idempotency")]

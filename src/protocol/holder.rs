@@ -48,6 +48,7 @@ struct Words {
 
 impl Holder {
     /// The longest label, and the longest note, in bytes.
+    #[doc(hidden)]
     pub const MAX_LEN: usize = 64;
 
     /// Creates the holder of a lock since this time after the beginning of 1970.
@@ -62,6 +63,7 @@ impl Holder {
     /// Reads what stands behind the tokens in the value of a lock: the seconds since 1970, a space, the label, a tab, and
     /// the note. Returns `None` if that is no holder: clients that are not ours write what they like.
     #[must_use]
+    #[doc(hidden)]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let (since, words) = text.split_once(' ')?;

@@ -41,6 +41,7 @@ impl Retry {
 
     /// Returns the longest delay.
     #[must_use]
+    #[doc(hidden)]
     pub fn max(&self) -> Duration {
         self.max
     }
@@ -49,6 +50,7 @@ impl Retry {
     ///
     /// `hint` is the remaining lifetime of the lock according to the nodes; `random` must be uniform.
     #[must_use]
+    #[doc(hidden)]
     pub fn delay(&self, attempt: u32, hint: Option<Duration>, random: u64) -> Duration {
         let grown = self.base.saturating_mul(1 << attempt.min(16));
         self.drawn(grown.min(self.max), hint, random)
@@ -59,6 +61,7 @@ impl Retry {
     ///
     /// `hint` and `random` are those of [`delay`](Self::delay).
     #[must_use]
+    #[doc(hidden)]
     pub fn poll_delay(&self, hint: Option<Duration>, random: u64) -> Duration {
         self.drawn(self.poll_interval, hint, random)
     }
@@ -102,6 +105,7 @@ impl Retry {
     /// contenders got some nodes each and none a majority: uniform from zero to twice the round
     /// trip, doubling with every further split.
     #[must_use]
+    #[doc(hidden)]
     pub fn split_delay(attempt: u32, round_trip: Duration, random: u64) -> Duration {
         let window = round_trip.saturating_mul(2_u32.saturating_pow(attempt.min(15) + 1));
         scale(window, random)

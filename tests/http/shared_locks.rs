@@ -174,22 +174,6 @@ async fn nested_layers_in_opposite_orders_do_not_deadlock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fencing_token_of_returns_the_token_of_each_key() {
-    async fn handler(layer: LockHandle, Locked(guard, _): Locked<Query<Transfer>>) -> String {
-        let [a, b, c] = ["a", "b", "c"].map(|id| LockKey::from(("account", id)));
-        assert_eq!(guard.fencing_token_of(&a), layer.fencing_token());
-        assert_eq!(guard.fencing_token_of(&b), guard.fencing_token());
-        assert_eq!(guard.handle().fencing_token_of(&a), layer.fencing_token());
-        assert_ne!(guard.fencing_token(), layer.fencing_token());
-        format!("{:?}", guard.fencing_token_of(&c))
-    }
-    let redlock = redlock(&ScriptedNodes::new(3));
-    let app = transfers(post(handler), redlock);
-    let answer = send(&app, "POST", "/transfer?from=a&to=b").await;
-    assert_eq!(answer.text(), "None");
-}
-
-#[tokio::test(start_paused = true)]
 async fn lock_handle_is_none_when_only_an_outer_layer_locked() {
     async fn handler(handle: Option<LockHandle>) -> String {
         format!("{:?}", handle.map(|handle| handle.keys().to_vec()))

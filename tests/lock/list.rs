@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use tower_redlock::protocol::message::{Op, Reply, Scanned, Seen};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes, SimNetwork, SimRequest};
 use tower_redlock::{
-    KeyState, ListCursor, ListedLock, LockError, LockKey, LockKeys, LostReason, Redlock,
+    Inspection, KeyState, ListCursor, LockError, LockKey, LockKeys, LostReason, Redlock,
 };
 
 use crate::common::{Foreign, builder, processes, processes_of};
@@ -25,7 +25,7 @@ async fn listed(
     redlock: &Redlock,
     prefix: impl Into<LockKey>,
     from: Option<ListCursor>,
-) -> Vec<ListedLock> {
+) -> Vec<Inspection> {
     let (prefix, mut listed, mut cursor) = (prefix.into(), Vec::new(), from);
     while let Some(from) = cursor {
         let page = redlock.list(&prefix, from).await.unwrap();
@@ -172,7 +172,7 @@ async fn list_shows_locks_only_and_what_the_nodes_know_of_them() {
         panic!("{found:?}");
     };
     assert_eq!(lock.key, LockKey::from("read"));
-    let state = lock.inspection.state();
+    let state = lock.state();
     assert_matches!(state, Some(KeyState::Shared { readers: 2, .. }));
     drop(readers);
 }
@@ -299,7 +299,7 @@ async fn list_goes_through_the_groups_and_names_that_of_each_lock() {
     assert_eq!(redlock.held().len(), 3);
     sleep(ms(1)).await;
     let listed = listed(&other, ("account",), Some(ListCursor::default())).await;
-    let groups = listed.iter().map(|lock| lock.inspection.group.to_string());
+    let groups = listed.iter().map(|lock| lock.group.to_string());
     assert_eq!(groups.collect::<Vec<_>>(), ["0", "1", "2"]);
     let listed = listed.into_iter().map(|lock| lock.key);
     assert_eq!(listed.collect::<Vec<_>>(), keys);
