@@ -58,6 +58,7 @@ path = "$here/benches/request_path/count.rs"
 tower-redlock = { path = "$tree" }
 axum = "0.8"
 http = "1"
+proc-macro2 = { version = "1", features = ["span-locations"] }
 tokio = { version = "1", features = ["full"] }
 tower = { version = "0.5", features = ["util"] }
 

@@ -33,7 +33,7 @@ fn main() -> io::Result<()> {
         let Some(file) = files.iter().position(|file| file.path == *path) else {
             continue;
         };
-        let tokens = tokens::tokens(&text::code(&files[file].text));
+        let tokens = tokens::tokens(&files[file].text);
         for function in executed_functions(&tokens, lines) {
             functions += 1;
             types.extend(mentioned_types(&krate, file, &function));

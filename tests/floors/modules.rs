@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use crate::text::{self, File};
+use crate::text::File;
 use crate::tokens::{self, Token};
 
 pub(crate) type ModulePath = Vec<String>;
@@ -81,7 +81,7 @@ impl Crate {
             let Some(file) = this.file_of(&path) else {
                 continue;
             };
-            let tokens = tokens::tokens(&text::code(&files[file].text));
+            let tokens = tokens::tokens(&files[file].text);
             open.extend(this.read_module(file, &tokens, path, false));
         }
         this

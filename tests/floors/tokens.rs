@@ -1,7 +1,10 @@
 //! Splits code into words and signs, and finds where an item of a module ends.
 
+use proc_macro2::{Delimiter, Spacing, Span, TokenStream, TokenTree};
+
 use crate::text::is_word;
 
+#[derive(Clone)]
 pub(crate) struct Token {
     pub(crate) text: String,
     /// From 1.
@@ -18,31 +21,71 @@ impl Token {
     }
 }
 
-/// Splits code without comments and literals. `::` is one token, a lifetime is none.
-pub(crate) fn tokens(code: &str) -> Vec<Token> {
-    let mut tokens = Vec::new();
-    let mut line = 1;
-    let mut rest = code;
-    while let Some(c) = rest.chars().next() {
-        let word = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
-        let length = match c {
-            '\'' => {
-                let name = rest[1..].find(|c| !is_word(c));
-                1 + name.unwrap_or(rest.len() - 1)
-            }
-            _ if word > 0 => word,
-            _ if rest.starts_with("::") => 2,
-            _ => c.len_utf8(),
-        };
-        if c == '\n' {
-            line += 1;
-        } else if !c.is_whitespace() && c != '\'' {
-            let text = rest[..length].to_owned();
-            tokens.push(Token { text, line });
+/// Splits the code of a Rust file. Comments, literals and lifetimes are no tokens, and `::` is one.
+///
+/// What is compiled for tests only is left out, and so are attributes with `cfg_attr`: those may name a crate that an
+/// optional feature brings.
+pub(crate) fn tokens(text: &str) -> Vec<Token> {
+    let stream: TokenStream = text
+        .parse()
+        .unwrap_or_else(|error| panic!("{error}: {text}"));
+    let mut all = Vec::new();
+    push_tokens(stream, &mut all);
+    let begins = |at: usize, words: &[&str]| {
+        let pairs = all[at..].iter().zip(words);
+        pairs.filter(|(token, word)| token.is(word)).count() == words.len()
+    };
+    let mut kept = Vec::new();
+    let mut at = 0;
+    while at < all.len() {
+        if begins(at, &["#", "[", "cfg_attr"]) {
+            at = end_of_attribute(&all, at);
+        } else if begins(at, &["#", "[", "cfg", "(", "test", ")", "]"]) {
+            at = end_of_item(&all, end_of_attribute(&all, at));
+        } else {
+            kept.push(all[at].clone());
+            at += 1;
         }
-        rest = &rest[length..];
     }
-    tokens
+    kept
+}
+
+fn push_tokens(stream: TokenStream, tokens: &mut Vec<Token>) {
+    let mut trees = stream.into_iter().peekable();
+    while let Some(tree) = trees.next() {
+        let mut push = |text: &str, span: Span| {
+            let (text, line) = (text.to_owned(), span.start().line);
+            tokens.push(Token { text, line });
+        };
+        match tree {
+            TokenTree::Group(group) => {
+                let (open, close) = match group.delimiter() {
+                    Delimiter::Parenthesis => ("(", ")"),
+                    Delimiter::Brace => ("{", "}"),
+                    Delimiter::Bracket => ("[", "]"),
+                    Delimiter::None => ("", ""),
+                };
+                push(open, group.span_open());
+                push_tokens(group.stream(), tokens);
+                let line = group.span_close().start().line;
+                let text = close.to_owned();
+                tokens.push(Token { text, line });
+            }
+            TokenTree::Ident(word) => push(&word.to_string(), word.span()),
+            TokenTree::Punct(sign) => {
+                let next = trees.peek().map(ToString::to_string);
+                match sign.as_char() {
+                    '\'' => drop(trees.next()),
+                    ':' if sign.spacing() == Spacing::Joint && next.as_deref() == Some(":") => {
+                        trees.next();
+                        push("::", sign.span());
+                    }
+                    other => push(&other.to_string(), sign.span()),
+                }
+            }
+            TokenTree::Literal(_) => {}
+        }
+    }
 }
 
 /// The index behind the item that begins at `start`: behind its `;`, or behind the bracket that closes its body.
