@@ -6,6 +6,7 @@
 
 mod alerts;
 mod commands;
+mod guide;
 mod links;
 mod manifests;
 mod markdown;
@@ -35,26 +36,22 @@ const FOLDERS: [&str; 7] = [
 
 #[test]
 fn links_anchors_and_pictures_of_all_pages_exist() {
-    let found = check(&pages(), links::broken);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    check(&pages(), links::broken);
 }
 
 #[test]
 fn links_of_the_readme_and_the_guide_work_in_rustdoc_too() {
-    let found = check(&guide_pages(), links::without_rustdoc);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    check(&guide_pages(), links::without_rustdoc);
 }
 
 #[test]
 fn files_and_tests_that_pages_mention_exist() {
-    let found = check(&pages(), mentions::missing);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    check(&pages(), mentions::missing);
 }
 
 #[test]
 fn commands_of_all_pages_name_existing_programs_tests_and_features() {
-    let found = check(&pages(), commands::missing);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    check(&pages(), commands::missing);
 }
 
 #[test]
@@ -64,20 +61,17 @@ fn commands_of_all_scripts_name_existing_programs_tests_and_features() {
     let scripts: Vec<Page> = scripts
         .map(|path| Page::new(path, &as_page(&read(path))))
         .collect();
-    let found = check(&scripts, commands::missing);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    check(&scripts, commands::missing);
 }
 
 #[test]
 fn snippets_have_no_hidden_lines() {
-    let found = check(&guide_pages(), mentions::hidden_lines);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    check(&guide_pages(), mentions::hidden_lines);
 }
 
 #[test]
 fn snippets_that_no_check_compiles_are_marked_as_sketches() {
-    let found = check(&guide_pages(), mentions::unmarked_sketches);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    check(&guide_pages(), mentions::unmarked_sketches);
 }
 
 #[test]
@@ -108,7 +102,7 @@ fn every_file_of_the_guide_is_a_chapter_and_a_followed_recipe() {
 #[test]
 fn the_chapter_on_settings_lists_every_setter_and_nothing_else() {
     let found = settings::differences(&read("docs/settings.md"), &read);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    assert_none(&found);
 }
 
 #[test]
@@ -118,7 +112,7 @@ fn every_alert_has_a_runbook_entry_and_a_firing_and_a_quiet_test() {
     assert!(rules.matches("- alert: ").count() > 5);
     let path = "docs/troubleshooting.md";
     let found = alerts::incomplete(&rules, &tests, &Page::new(path, &read(path)));
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    assert_none(&found);
 }
 
 fn is_script(path: &str) -> bool {
@@ -140,9 +134,16 @@ fn as_page(script: &str) -> String {
 }
 
 /// Runs a check over all pages.
-fn check(pages: &[Page], check: fn(&Page) -> Vec<String>) -> Vec<String> {
+#[track_caller]
+fn check(pages: &[Page], check: fn(&Page) -> Vec<String>) {
     assert!(!pages.is_empty());
-    pages.iter().flat_map(check).collect()
+    let found: Vec<String> = pages.iter().flat_map(check).collect();
+    assert_none(&found);
+}
+
+#[track_caller]
+fn assert_none(found: &[String]) {
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 
 fn pages() -> Vec<Page> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{files, read};
+use crate::{assert_none, files, read};
 
 const MARK: &str = "// Rules: ";
 
@@ -16,7 +16,7 @@ fn every_rule_has_a_test() {
     for (rule, tests) in map {
         println!("{rule}\n    {}", tests.join("\n    "));
     }
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    assert_none(&found);
 }
 
 type Map<'a> = BTreeMap<&'a str, Vec<String>>;

@@ -1,20 +1,26 @@
-//! The guide: rustdoc has its pictures, and it names the messages and codes of the source.
-
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+//! The guide: rustdoc has its pictures, and the troubleshooting chapter names the messages and codes of the source.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::{files, read, root};
 
 /// `tests/images.sh` writes these files.
 #[test]
 fn pictures_of_rustdoc_are_those_of_the_repository() {
-    let pictures = files("docs/images", &["svg", "png"]);
+    let pictures = files("docs/images");
     assert!(pictures.len() > 3, "{pictures:?}");
     for picture in pictures {
-        let name = picture.file_stem().unwrap().to_str().unwrap();
-        let is_svg = picture.extension().is_some_and(|kind| kind == "svg");
-        let kind = if is_svg { "svg+xml" } else { "png" };
-        let data = base64(&fs::read(&picture).unwrap());
+        let (path, extension) = picture.rsplit_once('.').unwrap();
+        let name = path.strip_prefix("docs/images/").unwrap();
+        let kind = match extension {
+            "svg" => "svg+xml",
+            "png" => "png",
+            _ => continue,
+        };
+        let data = STANDARD.encode(fs::read(root().join(&picture)).unwrap());
         let expected = format!("[{name}]: data:image/{kind};base64,{data}\n");
         let written = read(&format!("src/guide/images/{name}.md"));
         assert!(written == expected, "run tests/images.sh: {name} differs");
@@ -23,7 +29,10 @@ fn pictures_of_rustdoc_are_those_of_the_repository() {
 
 #[test]
 fn messages_of_the_troubleshooting_chapter_are_those_of_the_source() {
-    let source = unwrapped(&sources("src"));
+    let sources = files("src").into_iter();
+    let sources = sources.filter(|path| path.ends_with(".rs"));
+    let sources: Vec<String> = sources.map(|path| read(&path)).collect();
+    let source = unwrapped(&sources.concat());
     let chapter = read("docs/troubleshooting.md");
     let messages = chapter
         .split("\n# ")
@@ -69,57 +78,4 @@ fn unwrapped(source: &str) -> String {
     let mut pieces = source.split("\\\n");
     let first = pieces.next().unwrap_or_default().to_owned();
     pieces.fold(first, |text, piece| text + piece.trim_start())
-}
-
-fn sources(folder: &str) -> String {
-    let texts = files(folder, &["rs"]).into_iter();
-    texts
-        .map(|path| fs::read_to_string(path).unwrap())
-        .collect()
-}
-
-fn files(folder: &str, extensions: &[&str]) -> Vec<PathBuf> {
-    let mut folders = vec![root().join(folder)];
-    let mut found = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path
-                .extension()
-                .is_some_and(|kind| extensions.iter().any(|e| kind == *e))
-            {
-                found.push(path);
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
-fn read(path: &str) -> String {
-    fs::read_to_string(root().join(path)).unwrap()
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or_default());
-        let group = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for at in 0..4 {
-            let digit = DIGITS[(group >> (18 - 6 * at)) as usize & 63];
-            text.push(if at > chunk.len() {
-                '='
-            } else {
-                char::from(digit)
-            });
-        }
-    }
-    text
 }
