@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
-use support::ChildProcess;
+use support::{ChildProcess, example_path};
 
-use crate::{PATIENCE, has_curl, paste, paste_printed};
+use crate::{PATIENCE, has_curl, paste_printed};
 
 /// A server that an example runs.
 pub(crate) struct Example {
@@ -26,17 +26,10 @@ impl Example {
         self.process.wait(PATIENCE);
     }
 
-    pub(crate) fn stdout(&self) -> String {
-        self.process.stdout()
-    }
-
     /// Pastes the commands that the example prints, which are those of its header, and compares the
     /// answers with those that the header shows.
-    pub(crate) fn answers_as_documented(&self, source: &str) {
-        if !has_curl() {
-            return;
-        }
-        let said = self.stdout();
+    fn answers_as_documented(&self, source: &str) {
+        let said = self.process.stdout();
         let printed = said.lines().map(str::trim);
         let printed: Vec<&str> = printed.filter(|line| line.starts_with("curl ")).collect();
         let documented = transcript(source, self.addr);
@@ -47,14 +40,89 @@ impl Example {
             assert_eq!(masked(&paste_printed(command)), masked(answer), "{command}");
         }
     }
+}
 
-    /// Pastes a command that a page shows, and compares its answer with that of the page.
-    pub(crate) fn answers(&self, command: &str, answer: &str) {
-        if has_curl() {
-            let command = command.replace("127.0.0.1:3000", &self.addr.to_string());
-            assert_eq!(masked(&paste(&command)), masked(answer), "{command}");
-        }
+/// The examples that are servers, with their sources.
+const SERVERS: [(&str, &str); 10] = [
+    (
+        "exactly_once_sql",
+        include_str!("../../examples/database/exactly_once_sql.rs"),
+    ),
+    (
+        "fenced_writes",
+        include_str!("../../examples/database/fenced_writes.rs"),
+    ),
+    (
+        "graceful_shutdown",
+        include_str!("../../examples/graceful_shutdown.rs"),
+    ),
+    (
+        "hyper_server",
+        include_str!("../../examples/hyper_server.rs"),
+    ),
+    (
+        "idempotent_payments",
+        include_str!("../../examples/idempotent_payments.rs"),
+    ),
+    ("metrics", include_str!("../../examples/metrics/metrics.rs")),
+    ("openapi", include_str!("../../examples/openapi/openapi.rs")),
+    (
+        "reverse_proxy",
+        include_str!("../../examples/reverse_proxy.rs"),
+    ),
+    ("transfer", include_str!("../../examples/transfer.rs")),
+    ("websocket", include_str!("../../examples/websocket.rs")),
+];
+
+#[test]
+fn the_curl_lines_of_servers_answer_as_documented() {
+    if !has_curl() {
+        return;
     }
+    for (name, source) in SERVERS {
+        println!("the curl lines of {name}:");
+        Example::start(name, &[]).answers_as_documented(source);
+    }
+}
+
+#[test]
+fn programs_print_the_lines_of_their_headers() {
+    let lock = include_str!("../../examples/lock_without_http.rs");
+    let pay = include_str!("../../examples/paying_client.rs");
+    let consume = include_str!("../../examples/queue_consumer.rs");
+    let deposit = include_str!("../../examples/synchronous_service.rs");
+    let deposits = ["alice=5", "bob=1", "alice=7"];
+    for (name, args, source) in [
+        ("lock_without_http", &["report"][..], lock),
+        ("paying_client", &[], pay),
+        ("queue_consumer", &[], consume),
+        ("synchronous_service", &deposits, deposit),
+    ] {
+        let shown = lines_behind("cargo run", source).join("\n");
+        assert_eq!(masked(&printed(name, args, "")), masked(&shown), "{name}");
+    }
+}
+
+/// Returns what an example prints, which succeeds.
+pub(crate) fn printed(name: &str, args: &[&str], listen: &str) -> String {
+    let process = ChildProcess::start(example_path(name), args, &[("LISTEN", listen)]);
+    output(process)
+}
+
+/// Returns what a process prints, which succeeds.
+pub(crate) fn output(mut process: ChildProcess) -> String {
+    let status = process.wait(PATIENCE);
+    assert!(status.success(), "{}", process.stderr());
+    process.stdout()
+}
+
+/// The lines of a block of code in an example's header, behind the one that begins so.
+pub(crate) fn lines_behind(beginning: &str, source: &'static str) -> Vec<&'static str> {
+    let header = source.lines().filter_map(|line| line.strip_prefix("//! "));
+    let behind = header
+        .skip_while(|line| !line.starts_with(beginning))
+        .skip(1);
+    behind.take_while(|line| *line != "```").collect()
 }
 
 /// The commands in the code blocks of an example's header, each with the lines below it up to the
@@ -76,10 +144,20 @@ fn transcript(source: &str, addr: SocketAddr) -> Vec<(String, String)> {
     commands.collect()
 }
 
-/// Fencing tokens are other numbers each time.
+/// Fencing tokens and latencies are other numbers each time.
 fn masked(text: &str) -> String {
-    let words = text.lines().flat_map(|line| line.split(' ').chain(["\n"]));
-    let is_token = |word: &str| word.len() >= 16 && word.bytes().all(|byte| byte.is_ascii_digit());
-    let words = words.map(|word| if is_token(word) { "TOKEN" } else { word });
-    words.collect::<Vec<_>>().join(" ")
+    let is_digit = u8::is_ascii_digit;
+    let runs = text
+        .as_bytes()
+        .chunk_by(|one, next| is_digit(one) == is_digit(next));
+    runs.fold(String::new(), |masked, run| {
+        let varies = run.len() >= 16 || masked.ends_with("\"latency_us\":");
+        let run = str::from_utf8(run).expect("digits are whole characters");
+        masked
+            + if is_digit(&run.as_bytes()[0]) && varies {
+                "NUMBER"
+            } else {
+                run
+            }
+    })
 }

@@ -10,20 +10,15 @@ mod clients;
 mod documented;
 mod exactly_once_sql;
 mod grpc;
-mod hyper_server;
-mod idempotent_payments;
 mod kinds_of_locks;
 mod openapi;
 mod playground;
-mod queue_consumer;
 mod recipes;
-mod reverse_proxy;
 mod statements;
 mod testing_your_handlers;
 mod websocket;
 
 use std::io;
-use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
@@ -34,9 +29,6 @@ use support::{ChildProcess, Cluster, example_path, ms, not_run, quorum, secs};
 use tokio::time::timeout;
 
 const PATIENCE: Duration = secs(20);
-
-/// How the answers begin that examples show in their headers.
-const ANSWERS: [&str; 3] = ["{", "done", "redlock_"];
 
 /// Runs a line as a user would who pastes it into a terminal.
 fn paste(line: &str) -> String {
@@ -156,63 +148,38 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     );
 }
 
-/// Also that the answers are those that the example's own documentation shows.
-#[test]
-fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
-    if !has_curl() {
-        return;
-    }
-    let source = include_str!("../../examples/database/fenced_writes.rs");
-    let (_server, _addr, lines, promised) = with_curl_lines("fenced_writes", source);
-
-    let answers: Vec<Value> = lines
-        .iter()
-        .map(|line| body(&paste_printed(line)))
-        .collect();
-    let token = answers[0]["fencing_token"].to_string();
-    for (answer, promised) in answers.iter().zip(promised) {
-        let promised = promised.replace("1763659999000000", &token);
-        assert_eq!(answer.to_string(), promised);
-    }
-
-    let again = body(&paste(&lines[0]));
-    let newer = again["fencing_token"].to_string();
-    assert_eq!(
-        (again["balance"].as_u64(), newer > token),
-        (Some(110), true)
-    );
+#[tokio::test]
+async fn fenced_writes_refuses_a_token_below_the_last() {
+    let example = Example::start("fenced_writes", &[]);
+    let deposit = async |account: &str, token: &str| {
+        let path = format!("/accounts/{account}/deposit?amount=5{token}");
+        support::http::request(example.addr, "POST", &path, &[], b"").await
+    };
+    let first = deposit("alice", "").await.json();
+    let newer = deposit("alice", "").await.json();
+    assert!(first["fencing_token"].as_u64() < newer["fencing_token"].as_u64());
     // The first holder, and then the one who was here last.
-    for (token, status, balance) in [(token, 409, 110), (newer, 200, 115)] {
-        let by_token = lines[1].replace("token=1", &format!("token={token}"));
-        let response = paste(&by_token.replace("-s", "-si"));
-        assert!(
-            response.starts_with(&format!("HTTP/1.1 {status}")),
-            "{response}"
-        );
-        assert_eq!(body(&response)["balance"], balance);
+    for (holder, status, balance) in [(first, 409, 110), (newer, 200, 115)] {
+        let token = format!("&token={}", holder["fencing_token"]);
+        let response = deposit("alice", &token).await;
+        assert_eq!(response.status, status);
+        assert_eq!(response.json()["balance"], balance);
     }
-    let unknown = lines[0].replace("/alice/", "/mallory/");
-    assert!(paste(&unknown.replace("-s", "-si")).starts_with("HTTP/1.1 404"));
+    assert_eq!(deposit("mallory", "").await.status, 404);
 }
 
 #[tokio::test]
 async fn transfers_in_both_directions_lose_no_money() {
-    if !has_curl() {
-        return;
-    }
-    let source = include_str!("../../examples/transfer.rs");
-    let (_server, addr, lines, promised) = with_curl_lines("transfer", source);
-    for (line, promised) in lines.iter().zip(promised) {
-        assert_eq!(paste_printed(line).trim_end(), promised);
-    }
-    let transfers = (0..20).map(|number| {
-        let (from, to) = [("alice", "bob"), ("bob", "alice")][number % 2];
-        let transfer = format!(r#"{{"from":"{from}","to":"{to}","amount":{number}}}"#);
-        async move {
-            let headers = [("content-type", "application/json")];
-            let body = transfer.as_bytes();
-            support::http::request(addr, "POST", "/transfers", &headers, body).await
-        }
+    let example = Example::start("transfer", &[]);
+    let transfer = async |from: &str, to: &str, amount: usize| {
+        let transfer = format!(r#"{{"from":"{from}","to":"{to}","amount":{amount}}}"#);
+        let headers = [("content-type", "application/json")];
+        let body = transfer.as_bytes();
+        support::http::request(example.addr, "POST", "/transfers", &headers, body).await
+    };
+    let transfers = (0..20).map(|number| match number % 2 {
+        0 => transfer("alice", "bob", number),
+        _ => transfer("bob", "alice", number),
     });
     for response in futures_util::future::join_all(transfers).await {
         // Refused, if others were there for a second.
@@ -223,64 +190,8 @@ async fn transfers_in_both_directions_lose_no_money() {
             assert_eq!(sum, 200, "{both}");
         }
     }
-    let to_itself = br#"{"from":"carol","to":"carol","amount":5}"#;
-    let headers = [("content-type", "application/json")];
-    let response = support::http::request(addr, "POST", "/transfers", &headers, to_itself).await;
-    assert_eq!(response.json()["carol"], 100);
-}
-
-#[test]
-fn the_curl_line_of_graceful_shutdown_answers_as_documented() {
-    let example = Example::start("graceful_shutdown", &[]);
-    example.answers_as_documented(include_str!("../../examples/graceful_shutdown.rs"));
-}
-
-/// Also that the answers are those that the example's own documentation shows.
-#[test]
-fn the_curl_lines_of_metrics_show_the_outcome_of_every_request() {
-    if !has_curl() {
-        return;
-    }
-    let source = include_str!("../../examples/metrics/metrics.rs");
-    let (_server, _addr, lines, promised) = with_curl_lines("metrics", source);
-    let answers: Vec<String> = lines.iter().map(|line| paste_printed(line)).collect();
-    let answers = answers.iter().flat_map(|answer| answer.lines());
-    let answers: Vec<_> = answers.map(without_latencies).collect();
-    let promised: Vec<_> = promised.into_iter().map(without_latencies).collect();
-    assert_eq!(answers, promised);
-}
-
-/// How long nodes took to answer is never twice the same.
-fn without_latencies(answer: &str) -> String {
-    let mut parts = answer.split(r#""latency_us":"#);
-    let first = parts.next().into_iter();
-    let rest = parts.map(|rest| rest.trim_start_matches(|digit: char| digit.is_ascii_digit()));
-    first.chain(rest).collect()
-}
-
-/// Starts an example, which prints the commands of its header, and returns these and the answers there.
-fn with_curl_lines(
-    name: &str,
-    source: &'static str,
-) -> (ChildProcess, SocketAddr, Vec<String>, Vec<&'static str>) {
-    let (server, addr) = ChildProcess::serve(name, &[], "Ctrl-C stops it");
-    let said = server.stdout();
-    let lines = said.lines().map(str::trim);
-    let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
-    let (documented, promised) = documented_curl_lines(source, &addr.to_string());
-    assert_eq!(lines, documented);
-    (server, addr, documented, promised)
-}
-
-/// The commands in an example's header, and the answers that it shows below them.
-fn documented_curl_lines(source: &'static str, listen: &str) -> (Vec<String>, Vec<&'static str>) {
-    let lines = source.lines().filter_map(|line| line.strip_prefix("//! "));
-    let (shown, here) = ("http://127.0.0.1:3000", format!("http://{listen}"));
-    let commands = lines.clone().filter(|line| line.starts_with("curl "));
-    let is_answer = |line: &&str| ANSWERS.iter().any(|start| line.starts_with(start));
-    let answers = lines.filter(is_answer).collect();
-    let commands = commands.map(|line| line.replace(shown, &here));
-    (commands.collect(), answers)
+    let to_itself = transfer("carol", "carol", 5).await;
+    assert_eq!(to_itself.json()["carol"], 100);
 }
 
 #[tokio::test]
@@ -383,19 +294,6 @@ fn lock_without_http_ends_with_the_outcome_of_its_lock() {
 }
 
 #[test]
-fn lock_without_http_prints_the_output_of_its_header() {
-    let source = include_str!("../../examples/lock_without_http.rs");
-    prints_its_header("lock_without_http", &["report"], source);
-}
-
-#[test]
-fn synchronous_service_prints_the_output_of_its_header() {
-    let source = include_str!("../../examples/synchronous_service.rs");
-    let deposits = ["alice=5", "bob=1", "alice=7"];
-    prints_its_header("synchronous_service", &deposits, source);
-}
-
-#[test]
 fn synchronous_service_loses_no_deposit_over_servers() {
     let cluster = Cluster::start(3);
     let urls = cluster.urls().join(",");
@@ -405,20 +303,6 @@ fn synchronous_service_loses_no_deposit_over_servers() {
     let mut process = ChildProcess::start(service, &deposits, &envs);
     assert_eq!(exit_code(&mut process), Some(0), "{}", process.stderr());
     assert_eq!(process.stdout(), "alice 20");
-}
-
-/// Compares what an example prints with the lines behind its command in its header, but for numbers.
-fn prints_its_header(name: &str, args: &[&str], source: &str) {
-    let mut process = ChildProcess::start(example_path(name), args, &[]);
-    assert_eq!(exit_code(&mut process), Some(0), "{}", process.stderr());
-    let header = source.lines().filter_map(|line| line.strip_prefix("//! "));
-    let shown = header.skip_while(|line| !line.starts_with("cargo run"));
-    let shown: Vec<&str> = shown.skip(1).take_while(|line| *line != "```").collect();
-    let without_numbers = |text: &str| text.replace(|digit: char| digit.is_ascii_digit(), "");
-    assert_eq!(
-        without_numbers(&process.stdout()),
-        without_numbers(&shown.join("\n"))
-    );
 }
 
 #[test]

@@ -66,9 +66,3 @@ async fn openapi_json_is_valid_and_lists_the_refusals_of_each_layer() {
         assert!(!validator.is_valid(&document), "{pointer}");
     }
 }
-
-#[test]
-fn the_curl_lines_of_openapi_answer_as_documented() {
-    let example = Example::start("openapi", &[]);
-    example.answers_as_documented(include_str!("../../examples/openapi/openapi.rs"));
-}

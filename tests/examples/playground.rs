@@ -42,6 +42,10 @@ impl Playground {
             .status
     }
 
+    async fn obey(&self, command: &str) {
+        assert_eq!(self.execute(command).await, 204, "{command}");
+    }
+
     async fn state(&self) -> Value {
         self.get("/state").await.json()
     }
@@ -61,11 +65,8 @@ impl Playground {
     }
 
     async fn step(&self, step: usize) -> Value {
-        assert_eq!(
-            self.execute(&format!(r#"{{"do":"tour","step":{step}}}"#))
-                .await,
-            204
-        );
+        self.obey(&format!(r#"{{"do":"tour","step":{step}}}"#))
+            .await;
         let state = self
             .wait_until("a step ends", |state| state["tour"]["running"] == false)
             .await;
@@ -98,7 +99,7 @@ async fn playground_steps_show_a_refused_write_a_released_lock_and_a_replay() {
         }
     }
 
-    assert_eq!(playground.execute(r#"{"do":"reset"}"#).await, 204);
+    playground.obey(r#"{"do":"reset"}"#).await;
     let fresh = playground.state().await;
     assert_eq!(fresh["tour"]["results"], serde_json::json!([]));
 }
@@ -133,19 +134,13 @@ async fn playground_nodes_obey_commands_and_refuse_senseless_ones() {
     assert_eq!(nodes[2]["delay_ms"], 100);
     assert_eq!(nodes[3]["cut_off"], serde_json::json!(["A"]));
 
-    assert_eq!(
-        playground.execute(r#"{"do":"restart","node":0}"#).await,
-        204
-    );
+    playground.obey(r#"{"do":"restart","node":0}"#).await;
     let is_quarantined = |state: &Value| state["nodes"][0]["state"] == "quarantined";
     playground
         .wait_until("a restarted node is quarantined", is_quarantined)
         .await;
 
-    assert_eq!(
-        playground.execute(r#"{"do":"pause","caller":"Ann"}"#).await,
-        204
-    );
+    playground.obey(r#"{"do":"pause","caller":"Ann"}"#).await;
     let is_paused = |state: &Value| state["servers"][0]["state"] == "paused";
     let paused = playground
         .wait_until("Ann's server is paused", is_paused)
@@ -164,9 +159,9 @@ async fn playground_with_redis_wipes_kills_and_stops_its_servers_and_leaves_none
         .wait_until("the quarantine ends", is_locked)
         .await;
 
-    assert_eq!(playground.execute(r#"{"do":"hang","node":0}"#).await, 204);
-    assert_eq!(playground.execute(r#"{"do":"kill","node":1}"#).await, 204);
-    assert_eq!(playground.execute(r#"{"do":"wipe","node":2}"#).await, 204);
+    playground.obey(r#"{"do":"hang","node":0}"#).await;
+    playground.obey(r#"{"do":"kill","node":1}"#).await;
+    playground.obey(r#"{"do":"wipe","node":2}"#).await;
     let is_down = |state: &Value| {
         let nodes = &state["nodes"];
         [("hung", 0), ("down", 1), ("quarantined", 2)]
@@ -193,7 +188,7 @@ async fn playground_that_is_killed_takes_its_servers_with_it() {
         r#"{"do":"kill","node":2}"#,
         r#"{"do":"restart","node":2}"#,
     ] {
-        assert_eq!(playground.execute(command).await, 204, "{command}");
+        playground.obey(command).await;
     }
     let servers = servers_of(id);
     assert_eq!(servers.len(), 5);

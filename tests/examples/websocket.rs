@@ -34,12 +34,6 @@ async fn says(socket: &mut Socket, expected: &str) {
     assert_eq!(next(socket).await, Message::text(expected));
 }
 
-#[test]
-fn the_curl_lines_of_the_websocket_show_one_editor_refused() {
-    let example = Example::start("websocket", &[]);
-    example.answers_as_documented(include_str!("../../examples/websocket.rs"));
-}
-
 #[tokio::test]
 async fn websocket_document_has_one_editor_while_the_socket_is_open() {
     let example = Example::start("websocket", &[]);
