@@ -169,18 +169,17 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Returns the path of an example that cargo built next to the running test.
+/// Returns the path of an example that cargo built next to the running program.
 #[track_caller]
 pub fn example_path(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("a test knows its own path");
-    // The test is target/<profile>/deps/<test>.
-    let profile = test.ancestors().nth(2).expect("tests lie in a folder");
-    let example = profile.join("examples").join(name);
-    assert!(
-        example.is_file(),
-        "{} is missing: `cargo build --workspace --examples` builds it",
-        example.display()
-    );
+    let program = std::env::current_exe().expect("a program knows its own path");
+    // A test is target/<profile>/deps/<test>, and another program target/<profile>/<program>.
+    let folders = program.ancestors();
+    let mut places = folders.map(|folder| folder.join("examples").join(name));
+    let example = places.find(|place| place.is_file());
+    let example = example.unwrap_or_else(|| {
+        panic!("{name} is missing: `cargo build --workspace --examples` builds it")
+    });
     // With `--test`, cargo builds the tests of a package and no examples. Beside each one it lists its sources.
     let modified = |file: &Path| fs::metadata(file).and_then(|data| data.modified()).ok();
     let sources = fs::read_to_string(example.with_extension("d")).expect("cargo wrote it");

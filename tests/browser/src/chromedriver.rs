@@ -13,15 +13,13 @@ use fantoccini::error::NewSessionError;
 use fantoccini::{Client, ClientBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use serde_json::{Map, json};
-use support::not_run;
-
-use crate::process::Process;
+use support::{ChildProcess, not_run};
 
 /// A driver with one browser, both of which end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Chromedriver {
     // Dropped before the folder is removed.
-    process: Option<Process>,
+    process: Option<ChildProcess>,
     port: u16,
     session: Option<String>,
     profile: PathBuf,
@@ -31,13 +29,12 @@ impl Chromedriver {
     /// Starts a driver and a browser; `None`, and a line that says so, where they are not installed.
     pub(crate) async fn start() -> Option<(Self, Client)> {
         let program = env::var("CHROMEDRIVER").unwrap_or_else(|_| "chromedriver".to_owned());
-        let mut command = Command::new(&program);
-        let Some((process, line)) =
-            Process::start(command.arg("--port=0"), "successfully on port ")
-        else {
+        if Command::new(&program).arg("--version").output().is_err() {
             not_run("the pages in a browser, because chromedriver is missing");
             return None;
-        };
+        }
+        let process = ChildProcess::start(program, &["--port=0"], &[]);
+        let line = process.wait_for_line("successfully on port ", START);
         let port = line
             .rsplit("successfully on port ")
             .next()
@@ -104,6 +101,8 @@ impl Drop for Chromedriver {
         fs::remove_dir_all(&self.profile).ok();
     }
 }
+
+const START: Duration = Duration::from_secs(60);
 
 /// An empty folder for what a browser keeps.
 fn new_folder() -> PathBuf {

@@ -12,7 +12,6 @@ mod commands;
 mod page;
 mod picture;
 mod playground;
-mod process;
 
 pub use page::{Page, Scheme, Size};
 pub use picture::small_png;

@@ -135,6 +135,43 @@ impl Page {
         self.wait_longer_for(what, expression, PATIENCE).await;
     }
 
+    /// Waits until there is an element.
+    pub async fn see(&self, selector: &str) {
+        let found = format!("document.querySelector({})", json!(selector));
+        self.wait_for(selector, &found).await;
+    }
+
+    /// Waits until there are so many elements.
+    pub async fn see_count(&self, selector: &str, count: usize) {
+        let all = format!("document.querySelectorAll({})", json!(selector));
+        let what = format!("{count} of {selector}");
+        self.wait_for(&what, &format!("{all}.length === {count}"))
+            .await;
+    }
+
+    /// Waits until an element has a text.
+    pub async fn see_text(&self, selector: &str, text: &str) {
+        let shown = format!("document.querySelector({})?.textContent", json!(selector));
+        let is_shown = format!("{shown} === {}", json!(text));
+        self.wait_for(&format!("{text:?} in {selector}"), &is_shown)
+            .await;
+    }
+
+    /// Waits until an element has a text that matches a regular expression.
+    pub async fn see_match(&self, selector: &str, pattern: &str) {
+        let shown = format!("document.querySelector({})?.textContent", json!(selector));
+        let is_shown = format!("/{pattern}/.test({shown})");
+        self.wait_for(&format!("{pattern} in {selector}"), &is_shown)
+            .await;
+    }
+
+    /// Returns the text of an element.
+    pub async fn text(&self, selector: &str) -> String {
+        let element = format!("document.querySelector({})", json!(selector));
+        let text = self.run(&format!("return {element}.textContent")).await;
+        text.as_str().expect("an element has a text").to_owned()
+    }
+
     pub async fn wait_longer_for(&self, what: &str, expression: &str, patience: Duration) {
         let deadline = Instant::now() + patience;
         let script = format!("return Boolean({expression})");

@@ -27,8 +27,7 @@ async fn open(redlock: &Redlock) -> Option<Page> {
     let page = Page::of(format!("{}/admin", serve(app).await)).await?;
     page.emulate(Size::DESKTOP, Scheme::Light, true).await;
     page.load().await;
-    page.wait_for("the nodes", "document.querySelector('#nodes td')")
-        .await;
+    page.see("#nodes td").await;
     Some(page)
 }
 
@@ -50,11 +49,7 @@ async fn paste(page: &Page, field: &str, text: &str) {
 async fn search(page: &Page, prefix: &str, found: &str) {
     paste(page, "#prefix", prefix).await;
     page.click("#search button:not([type=button])").await;
-    page.wait_for(
-        found,
-        &format!("document.querySelector('#found').textContent === '{found}'"),
-    )
-    .await;
+    page.see_text("#found", found).await;
 }
 
 const NONE: [String; 0] = [];
@@ -101,11 +96,7 @@ async fn hostile_keys_and_labels_are_shown_as_text_and_can_be_revoked() {
     let count = guards.len();
     search(&page, "", &format!("{count} locks")).await;
     for table in ["#held", "#locks"] {
-        page.wait_for(
-            "all of them",
-            &format!("document.querySelectorAll('{table} tbody tr').length === {count}"),
-        )
-        .await;
+        page.see_count(&format!("{table} tbody tr"), count).await;
         let mut shown = texts(&page, &format!("{table} td:first-child")).await;
         let mut expected: Vec<_> = hostile_keys().into_iter().map(|(_, shown)| shown).collect();
         shown.sort();
@@ -143,17 +134,10 @@ async fn hostile_keys_and_labels_are_shown_as_text_and_can_be_revoked() {
             "[...document.querySelectorAll('#locks button')].find(button => button.textContent === {named}).click()"
         ))
         .await;
-        page.wait_for(
-            &format!("what the nodes know of {key:?}"),
-            "/^held, .* left, held by server A: /.test(document.querySelector('#lock-state').textContent)",
-        )
-        .await;
+        page.see_match("#lock-state", "^held, .* left, held by server A: ")
+            .await;
         page.check_width().await;
-        assert_eq!(
-            page.run("return document.querySelector('#lock-title').textContent")
-                .await,
-            named
-        );
+        assert_eq!(page.text("#lock-title").await, *shown);
         for wrong in [&shown[1..], "", &format!("{shown} ")] {
             paste(&page, "#confirmation", wrong).await;
             assert_eq!(page.run(IS_DISABLED).await, json!(true), "{wrong}");
@@ -161,11 +145,8 @@ async fn hostile_keys_and_labels_are_shown_as_text_and_can_be_revoked() {
         assert!(guard.is_valid());
         paste(&page, "#confirmation", shown).await;
         page.click("#revoke .danger").await;
-        page.wait_for(
-            "that it is free",
-            "document.querySelector('#lock-state').textContent === 'revoked on 3 nodes. Now: free'",
-        )
-        .await;
+        page.see_text("#lock-state", "revoked on 3 nodes. Now: free")
+            .await;
         assert!(!guard.is_valid(), "{key:?}");
         page.click("#close").await;
     }
@@ -196,8 +177,7 @@ async fn ten_thousand_locks_are_listed_some_at_a_time() {
     let Some(page) = open(&redlock).await else {
         return;
     };
-    let count = "document.querySelector('#held-count').textContent === '10000; the 100 oldest:'";
-    page.wait_for("what this process holds", count).await;
+    page.see_text("#held-count", "10000; the 100 oldest:").await;
     search(&page, "account/", "10000 locks").await;
     let rows = "return document.querySelectorAll('#locks tbody tr').length";
     assert_eq!(page.run(rows).await, json!(100));
@@ -214,17 +194,11 @@ async fn ten_thousand_locks_are_listed_some_at_a_time() {
     (0..3).for_each(|node| nodes.set(node, Gate::Slow(Duration::from_millis(10))));
     paste(&page, "#prefix", "").await;
     page.click("#search button:not([type=button])").await;
-    page.wait_for(
-        "some of them",
-        "/^[1-9][0-9]* locks, searching$/.test(document.querySelector('#found').textContent)",
-    )
-    .await;
+    page.see_match("#found", "^[1-9][0-9]* locks, searching$")
+        .await;
     page.click("#stop").await;
-    page.wait_for(
-        "the end",
-        "/^[1-9][0-9]* locks, stopped$/.test(document.querySelector('#found').textContent)",
-    )
-    .await;
+    page.see_match("#found", "^[1-9][0-9]* locks, stopped$")
+        .await;
     assert_eq!(page.console_problems().await, NONE);
 }
 
@@ -235,12 +209,8 @@ async fn a_key_is_found_and_revoked_by_keyboard() {
     let oldest = redlock.try_lock("oldest").await.unwrap();
     let guard = redlock.try_lock(("report", "eu")).await.unwrap();
     let _other = redlock.try_lock("other").await.unwrap();
-    let waiting = tokio::spawn(
-        redlock
-            .lock("other")
-            .wait(Duration::from_secs(60))
-            .into_future(),
-    );
+    let waiting = redlock.lock("other").wait(Duration::from_secs(60));
+    let waiting = tokio::spawn(waiting.into_future());
     let Some(page) = open(&redlock).await else {
         return;
     };
@@ -251,27 +221,18 @@ async fn a_key_is_found_and_revoked_by_keyboard() {
     .await;
     page.tab_to("#prefix").await;
     page.type_keys("report/\u{e007}").await;
-    page.wait_for(
-        "the lock",
-        "document.querySelector('#found').textContent === '1 lock'",
-    )
-    .await;
+    page.see_text("#found", "1 lock").await;
     // The focus stays at its key when that comes to another row.
     page.run("document.querySelectorAll('#held button')[1].focus()")
         .await;
     oldest.release().await.unwrap();
-    page.wait_for(
-        "two rows",
-        "document.querySelectorAll('#held tbody tr').length === 2",
-    )
-    .await;
+    page.see_count("#held tbody tr", 2).await;
     assert_eq!(
         page.run("return document.activeElement.textContent").await,
         json!("report/eu")
     );
     page.press_by_keyboard("#locks button").await;
-    page.wait_for("the dialog", "document.querySelector('dialog[open]')")
-        .await;
+    page.see("dialog[open]").await;
     page.type_keys("\u{e00c}").await;
     page.wait_for("the page", "!document.querySelector('dialog[open]')")
         .await;
@@ -287,11 +248,8 @@ async fn a_key_is_found_and_revoked_by_keyboard() {
     page.type_keys("eu").await;
     assert!(guard.is_valid());
     page.type_keys("\u{e007}").await;
-    page.wait_for(
-        "that it is free",
-        "document.querySelector('#lock-state').textContent === 'revoked on 3 nodes. Now: free'",
-    )
-    .await;
+    page.see_text("#lock-state", "revoked on 3 nodes. Now: free")
+        .await;
     assert!(!guard.is_valid());
     waiting.abort();
     assert_eq!(page.console_problems().await, NONE);
@@ -310,9 +268,8 @@ async fn the_key_that_is_revoked_is_the_one_that_stands_above() {
         return;
     };
     assert_eq!(
-        page.run("return document.querySelector('#quorum').textContent")
-            .await,
-        json!("group old: ready, group new: ready")
+        page.text("#quorum").await,
+        "group old: ready, group new: ready"
     );
     paste(&page, "#prefix", "report/").await;
     assert_eq!(
@@ -322,16 +279,12 @@ async fn the_key_that_is_revoked_is_the_one_that_stands_above() {
     );
     paste(&page, "#prefix", "job/../report/eu").await;
     page.click("#open").await;
-    page.wait_for(
-        "both groups of the key",
-        "/^group old: free; group new: held, .* left, held by not named, token [0-9]+$/.test(document.querySelector('#lock-state').textContent)",
+    page.see_match(
+        "#lock-state",
+        "^group old: free; group new: held, .* left, held by not named, token [0-9]+$",
     )
     .await;
-    assert_eq!(
-        page.run("return document.querySelector('#lock-title').textContent")
-            .await,
-        json!("report/eu")
-    );
+    assert_eq!(page.text("#lock-title").await, "report/eu");
     paste(&page, "#confirmation", "job/../report/eu").await;
     assert_eq!(page.run(IS_DISABLED).await, json!(true));
     paste(&page, "#confirmation", "report/eu").await;
@@ -341,11 +294,8 @@ async fn the_key_that_is_revoked_is_the_one_that_stands_above() {
     page.click("#close").await;
     paste(&page, "#prefix", "..").await;
     page.click("#open").await;
-    page.wait_for(
-        "an error",
-        "document.querySelector('#lock-state').textContent.startsWith('the service answers 404')",
-    )
-    .await;
+    page.see_match("#lock-state", "^the service answers 404")
+        .await;
 }
 
 #[tokio::test]
@@ -355,44 +305,23 @@ async fn nodes_that_fail_and_services_that_refuse_are_told() {
     let Some(page) = open(&redlock).await else {
         return;
     };
-    let status =
-        |status: &str| format!("document.querySelector('#status').textContent === '{status}'");
-    page.wait_for("a service that is ready", &status("ready"))
-        .await;
+    page.see_text("#status", "ready").await;
     nodes.set(0, Gate::Failing);
-    page.wait_for(
-        "a node that is gone",
-        "document.querySelector('#nodes .unreachable')",
-    )
-    .await;
-    page.wait_for("a service with fewer nodes", &status("degraded"))
-        .await;
+    page.see("#nodes .unreachable").await;
+    page.see_text("#status", "degraded").await;
     nodes.set(1, Gate::Failing);
-    page.wait_for("a service without a quorum", &status("down"))
-        .await;
+    page.see_text("#status", "down").await;
     paste(&page, "#prefix", "").await;
     page.click("#search button:not([type=button])").await;
-    page.wait_for(
-        "why there is no list",
-        "/^0 locks; the list broke off: .*embedded-0/.test(document.querySelector('#found').textContent)",
-    )
-    .await;
+    page.see_match("#found", "^0 locks; the list broke off: .*embedded-0")
+        .await;
     paste(&page, "#prefix", "k").await;
     page.click("#open").await;
-    page.wait_for(
-        "what is not known",
-        "document.querySelector('#lock-state').textContent === 'unknown'",
-    )
-    .await;
-    page.wait_for(
-        "why",
-        "document.querySelector('#lock-nodes .unknown').textContent.includes('embedded-0')",
-    )
-    .await;
+    page.see_text("#lock-state", "unknown").await;
+    page.see_match("#lock-nodes .unknown", "embedded-0").await;
     page.click("#close").await;
     redlock.drain(Duration::ZERO).await;
-    page.wait_for("a service that drains", &status("draining"))
-        .await;
+    page.see_text("#status", "draining").await;
 }
 
 /// The application's authentication answers for the router, as when a session has ended.
@@ -414,9 +343,9 @@ async fn a_page_with_a_slash_at_its_end_says_that_the_session_has_ended() {
         return;
     };
     page.load().await;
-    page.wait_for(
-        "the refusal",
-        "document.querySelector('#problem').textContent === 'the service answers 401 Unauthorized; sign in again, or see its log'",
+    page.see_text(
+        "#problem",
+        "the service answers 401 Unauthorized; sign in again, or see its log",
     )
     .await;
 }

@@ -48,45 +48,25 @@ async fn the_page_has_all_its_parts_and_logs_no_errors() {
         assert_eq!(found, json!(count), "{selector}");
     }
     turn_load_on(&page).await;
-    page.wait_for("a write", "document.querySelector('[data-write=accepted]')")
-        .await;
-    page.wait_for(
-        "a holder on a node",
-        "document.querySelector('.node:not([data-holder=\"\"])')",
-    )
-    .await;
+    page.see("[data-write=accepted]").await;
+    page.see(".node:not([data-holder=\"\"])").await;
     page.wait_for(
         "a caller that holds the lock, with its token and its time",
         HOLDS,
     )
     .await;
-    page.wait_for("a vote on its way", "document.querySelector('circle.vote')")
-        .await;
-    page.wait_for("a lock in the timeline", "document.querySelector('.hold')")
-        .await;
+    page.see("circle.vote").await;
+    page.see(".hold").await;
     page.wait_for("a refusal in words", REFUSED).await;
     page.wait_for("tokens that increase", INCREASING).await;
-    let button =
-        "return document.querySelector('[data-caller=Ann][data-action=pause]').textContent";
-    assert_eq!(page.run(button).await, "Pause server A");
+    let button = "[data-caller=Ann][data-action=pause]";
+    assert_eq!(page.text(button).await, "Pause server A");
     page.click("[data-action=more-callers]").await;
-    page.wait_for(
-        "six callers",
-        "document.querySelectorAll('.caller').length === 6",
-    )
-    .await;
+    page.see_count(".caller", 6).await;
     page.click("[data-action=fewer-callers]").await;
-    page.wait_for(
-        "five callers",
-        "document.querySelectorAll('.caller').length === 5",
-    )
-    .await;
+    page.see_count(".caller", 5).await;
     page.click("[data-caller=Ann][data-action=pause]").await;
-    page.wait_for(
-        "Ann's server to stand still",
-        "document.querySelector('[data-server=A][data-state=paused]')",
-    )
-    .await;
+    page.see("[data-server=A][data-state=paused]").await;
     assert_eq!(page.console_problems().await, NONE);
 }
 
@@ -96,63 +76,30 @@ async fn node_buttons_work_by_keyboard() {
         return;
     };
     let button = |action: &str| format!("button[data-node=\"1\"][data-action={action}]");
-    let state = |state: &str| {
-        format!("document.querySelector('.node[data-node=\"1\"][data-state={state}]')")
-    };
+    let state = |state: &str| format!(".node[data-node=\"1\"][data-state={state}]");
     page.press_by_keyboard(&button("kill")).await;
-    page.wait_for("a killed node", &state("down")).await;
+    page.see(&state("down")).await;
     // The button stays where it is, and so does the focus.
     page.press_by_keyboard(&button("restart")).await;
-    page.wait_for("a node without its memory", &state("quarantined"))
+    page.see(&state("quarantined")).await;
+    page.see_match("[data-node=\"1\"] .node-state", "quarantined [0-9.]+ s")
         .await;
-    page.wait_for(
-        "its time",
-        "/quarantined [0-9.]+ s/.test(document.querySelector('[data-node=\"1\"] .node-state').textContent)",
-    )
-    .await;
-    page.wait_for("a node that votes again", &state("up")).await;
+    page.see(&state("up")).await;
     page.press_by_keyboard(&button("hang")).await;
-    page.wait_for("a node that hangs", &state("hung")).await;
+    page.see(&state("hung")).await;
     page.press_by_keyboard(&button("resume")).await;
-    page.wait_for("a node that goes on", &state("up")).await;
+    page.see(&state("up")).await;
     page.press_by_keyboard(&button("delay")).await;
-    page.wait_for(
-        "a slow node",
-        "document.querySelector('.node[data-node=\"1\"][data-delay=\"100\"]')",
-    )
-    .await;
+    page.see(".node[data-node=\"1\"][data-delay=\"100\"]").await;
     page.press_by_keyboard(&format!("{}[data-server=B]", button("cut")))
         .await;
-    page.wait_for(
-        "a cut wire",
-        "document.querySelector('.wire[data-node=\"1\"][data-server=B][data-state=cut]')",
-    )
-    .await;
+    page.see(".wire[data-node=\"1\"][data-server=B][data-state=cut]")
+        .await;
     page.press_by_keyboard(&button("wipe")).await;
-    page.wait_for("a wiped node", &state("quarantined")).await;
+    page.see(&state("quarantined")).await;
     page.press_by_keyboard("[data-action=reset]").await;
-    page.wait_for("a fresh node", &state("up")).await;
+    page.see(&state("up")).await;
     assert_eq!(page.console_problems().await, NONE);
-}
-
-#[tokio::test]
-async fn no_width_or_theme_scrolls_sideways() {
-    let Some(page) = Page::open(&[]).await else {
-        return;
-    };
-    for scheme in SCHEMES {
-        for size in [Size::DESKTOP, Size::PHONE] {
-            page.emulate(size, scheme, false).await;
-            // A frame to lay the page out.
-            sleep(Duration::from_millis(300)).await;
-            page.check_width().await;
-            let colour = page
-                .run("return getComputedStyle(document.body).backgroundColor")
-                .await;
-            let is_dark = colour == "rgb(14, 19, 25)";
-            assert_eq!(is_dark, scheme == Scheme::Dark, "{colour}");
-        }
-    }
 }
 
 #[tokio::test]
@@ -163,11 +110,7 @@ async fn a_phone_shows_the_scene_while_a_step_runs() {
     page.emulate(Size::PHONE, Scheme::Light, false).await;
     page.click("#tour .run[data-step=\"1\"]").await;
     page.wait_for("the scene of the step", SCENE_IN_VIEW).await;
-    page.wait_for(
-        "its result",
-        "document.querySelector('#step-line').innerText.startsWith('✓')",
-    )
-    .await;
+    page.see_match("#step-line", "^✓").await;
     page.wait_for(
         "buttons again",
         "document.querySelector('.node button').getClientRects().length",
@@ -176,42 +119,42 @@ async fn a_phone_shows_the_scene_while_a_step_runs() {
 }
 
 #[tokio::test]
-async fn controls_have_names_and_text_has_contrast() {
+async fn controls_have_names_and_all_fits_and_has_contrast() {
     let Some(page) = Page::open(&[]).await else {
         return;
     };
     turn_load_on(&page).await;
-    page.wait_for("a write", "document.querySelector('[data-write=accepted]')")
-        .await;
+    page.see("[data-write=accepted]").await;
     // As many colours as possible: a node of each state, and a step that runs in a weak instance.
     page.click("[data-node=\"0\"][data-action=kill]").await;
     page.click("[data-node=\"1\"][data-action=hang]").await;
     page.click("[data-node=\"2\"][data-action=wipe]").await;
-    page.wait_for(
-        "a quarantined node",
-        "document.querySelector('[data-state=quarantined]')",
-    )
-    .await;
-    check_names_and_contrast(&page).await;
+    page.see("[data-state=quarantined]").await;
+    check_look(&page).await;
     page.click("#tour [data-step=\"4\"].run").await;
     page.wait_for("the weak instance", "document.body.dataset.weak !== ''")
         .await;
-    check_names_and_contrast(&page).await;
+    check_look(&page).await;
     page.wait_longer_for(
         "a lost update",
         "document.querySelector('[data-write=lost-update]')",
         Duration::from_secs(60),
     )
     .await;
-    check_names_and_contrast(&page).await;
+    check_look(&page).await;
 }
 
-async fn check_names_and_contrast(page: &Page) {
+async fn check_look(page: &Page) {
     for scheme in SCHEMES {
         for size in [Size::DESKTOP, Size::PHONE] {
             page.emulate(size, scheme, true).await;
+            // A frame to lay the page out.
             sleep(Duration::from_millis(300)).await;
             assert_eq!(page.run(NAMELESS).await, json!([]));
+            page.check_width().await;
+            let colour = page.run(BACKGROUND).await;
+            let is_dark = colour == "rgb(14, 19, 25)";
+            assert_eq!(is_dark, scheme == Scheme::Dark, "{colour}");
             assert!(page.check_contrast().await > 100);
         }
     }
@@ -262,33 +205,20 @@ async fn the_page_reconnects_and_says_so() {
         return;
     };
     page.playground().end();
-    page.wait_for(
-        "that the connection is lost",
-        "document.querySelector('#connection').innerText.includes('reconnecting')",
-    )
-    .await;
+    page.see_match("#connection", "reconnecting").await;
     page.playground().restart();
-    page.wait_for(
-        "a live page",
-        "document.querySelector('#connection').innerText === 'Live'",
-    )
-    .await;
+    page.see_text("#connection", "Live").await;
     page.wait_for("its first state", "document.body.dataset.instance")
         .await;
 }
 
 async fn turn_load_on(page: &Page) {
-    page.run(
-        "if (document.querySelector('#load').getAttribute('aria-pressed') === 'false') \
-             document.querySelector('#load').click()",
-    )
-    .await;
-    page.wait_for(
-        "the load",
-        "document.querySelector('#load').getAttribute('aria-pressed') === 'true'",
-    )
-    .await;
+    page.run("document.querySelector('#load[aria-pressed=false]')?.click()")
+        .await;
+    page.see("#load[aria-pressed=true]").await;
 }
+
+const BACKGROUND: &str = "return getComputedStyle(document.body).backgroundColor";
 
 const NONE: [String; 0] = [];
 

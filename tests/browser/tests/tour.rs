@@ -110,11 +110,7 @@ async fn whole_tour(arguments: &[&'static str], mode: &'static str) {
     );
     page.run(KEEP_ROWS).await;
     page.click("[data-action=reset]").await;
-    page.wait_for(
-        "a tour without results",
-        "document.querySelectorAll('#tour > li[data-state=idle]').length === 8",
-    )
-    .await;
+    page.see_count("#tour > li[data-state=idle]", 8).await;
     // The ledger is empty for a moment only, because the load goes on.
     page.wait_for(
         "a ledger without earlier rows",
@@ -142,15 +138,9 @@ async fn run_step(page: &Page, step: u32) -> Seen {
     // In a weak instance, a failure is what the step shows.
     let sign = if [4, 6].contains(&step) { '⚠' } else { '✓' };
     assert!(result.starts_with(sign), "step {step}: {result}");
-    let told = page
-        .run("return document.querySelector('#announcement').textContent")
-        .await;
-    assert!(
-        told.as_str()
-            .unwrap()
-            .starts_with(&format!("Step {step}, ")),
-        "{told}"
-    );
+    let told = page.text("#announcement").await;
+    let is_told = told.starts_with(&format!("Step {step}, "));
+    assert!(is_told, "{told}");
     Seen(page.run("return Object.values(window.seen)").await)
 }
 

@@ -22,11 +22,8 @@ async fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     page.emulate(WHOLE_SCENE, Scheme::Light, false).await;
-    let is_on = "document.querySelector('#load').getAttribute('aria-pressed') === 'true'";
-    page.run(&format!(
-        "if (!({is_on})) document.querySelector('#load').click()"
-    ))
-    .await;
+    page.run("document.querySelector('#load[aria-pressed=false]')?.click()")
+        .await;
     // One whole width of the timeline.
     sleep(Duration::from_secs(31)).await;
     page.click("[data-node=\"3\"][data-action=kill]").await;
@@ -34,11 +31,7 @@ async fn main() -> ExitCode {
     page.click("[data-node=\"3\"][data-action=restart]").await;
     page.click("[data-node=\"4\"][data-action=kill]").await;
     sleep(Duration::from_secs(1)).await;
-    page.wait_for(
-        "a lock that is held",
-        "document.querySelector('.caller[data-state=holding]')",
-    )
-    .await;
+    page.see(".caller[data-state=holding]").await;
     save(folder, "playground.png", &page.picture_of_window().await);
 
     page.emulate(LEDGER, Scheme::Light, false).await;
