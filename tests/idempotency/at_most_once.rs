@@ -5,30 +5,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::routing::post;
-use http::{Request, StatusCode};
-use support::{Cluster, Proxy, ms, secs, wait_until};
+use http::StatusCode;
+use support::{Cluster, Executed, Proxy, ms, once, secs, wait_until};
 use tokio::time::{Instant, sleep, timeout};
-use tower::ServiceExt;
 use tower_redlock::test_util::{SimNetwork, SimRequest};
-use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
+use tower_redlock::{Redlock, RestartGuard};
+
+use crate::payments::{self, counts_begun};
 
 const HOUR: Duration = secs(3600);
 
 fn app(redlock: &Redlock, at_most_once: bool) -> Router {
-    let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
-    let layer = layer.at_most_once(at_most_once);
-    Router::new()
-        .route("/", post(async || "executed"))
-        .layer(layer)
+    let layer = once(redlock).at_most_once(at_most_once);
+    counts_begun(&Executed::default()).layer(layer)
 }
 
 async fn pay(app: &Router, key: &str) -> StatusCode {
-    let request = Request::post("/").header("idempotency-key", key);
-    let request = request.body(Body::empty()).expect("it is a request");
-    let Ok(response) = app.clone().oneshot(request).await;
-    response.status()
+    payments::pay(app, "/payments", key).await.status
 }
 
 /// A wire to nodes that are away: nothing is answered, and releases are kept, as a lane does.

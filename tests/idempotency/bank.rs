@@ -1,8 +1,6 @@
 //! HTTP servers over shared Redis nodes whose handler counts payments.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -10,41 +8,32 @@ use axum::extract::Query;
 use axum::response::IntoResponse;
 use axum::routing::post;
 use support::http::{Response, request, serve};
-use support::{Cluster, RedisServer, ms, secs, until, wait_until};
+use support::{Cluster, Executed, ms, once, secs, until};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
-use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
+use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard};
 
-/// What happens once per key, counted over all servers of a test.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Bank(pub(crate) Arc<AtomicUsize>);
-
-impl Bank {
-    pub(crate) fn executed(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn routes(&self) -> Router {
-        let bank = self.clone();
-        let pay = async move |Query(form): Query<Form>| {
-            let number = bank.0.fetch_add(1, Ordering::SeqCst) + 1;
-            sleep(ms(form.ms)).await;
-            // Not text: what is replayed must be the same bytes.
-            let mut body: Vec<u8> = (0..=u8::MAX).collect();
-            body.extend(format!("payment {number} {:016x}", fastrand::u64(..)).bytes());
-            body.resize(body.len() + form.size, b'x');
-            ([("x-payment", number.to_string())], body).into_response()
-        };
-        Router::new().route("/payments", post(pay))
-    }
+/// Pays once per key, which is counted over all servers of a test.
+pub(crate) fn routes(executed: &Executed) -> Router {
+    let executed = executed.clone();
+    let pay = async move |Query(form): Query<Form>| {
+        let number = executed.one_more();
+        sleep(ms(form.ms)).await;
+        // Not text: what is replayed must be the same bytes.
+        let mut body: Vec<u8> = (0..=u8::MAX).collect();
+        body.extend(format!("payment {number} {:016x}", fastrand::u64(..)).bytes());
+        body.resize(body.len() + form.size, b'x');
+        ([("x-payment", number.to_string())], body).into_response()
+    };
+    Router::new().route("/payments", post(pay))
 }
 
 #[derive(Debug, serde::Deserialize)]
-pub(crate) struct Form {
+struct Form {
     #[serde(default)]
-    pub(crate) ms: u64,
+    ms: u64,
     #[serde(default)]
-    pub(crate) size: usize,
+    size: usize,
 }
 
 /// One of the servers that share the nodes.
@@ -55,21 +44,21 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) async fn start(cluster: &Cluster, bank: &Bank) -> Self {
+    pub(crate) async fn start(cluster: &Cluster, bank: &Executed) -> Self {
         Self::start_with(cluster, bank, NODE_TIMEOUT, |layer| layer).await
     }
 
     /// Starts it and waits until it is connected to all nodes that run.
     pub(crate) async fn start_with(
         cluster: &Cluster,
-        bank: &Bank,
+        bank: &Executed,
         node_timeout: Duration,
         set: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
     ) -> Self {
         let running = cluster.servers.iter().filter(|server| server.is_running());
         let redlock = redlock(cluster.urls(), running.count(), node_timeout).await;
-        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
-        Self::serve(redlock, bank.routes().route_layer(set(layer))).await
+        let layer = once(&redlock);
+        Self::serve(redlock, routes(bank).route_layer(set(layer))).await
     }
 
     pub(crate) async fn serve(redlock: Redlock, app: Router) -> Self {
@@ -162,35 +151,11 @@ pub(crate) fn as_recorded(answer: &Response) -> (u16, Vec<(String, String)>, &[u
     (answer.status, headers, &answer.body)
 }
 
-/// Returns the name of the only record of a server, if it has one.
-#[track_caller]
-pub(crate) fn record(server: &RedisServer) -> Option<String> {
-    let mut records = server.keys("*:done");
-    assert!(records.len() <= 1, "{records:?}");
-    records.pop()
-}
-
-/// Waits until all nodes have the record: the last of them is written after the answer.
-pub(crate) async fn wait_until_recorded(cluster: &Cluster) {
-    wait_until("all nodes have the record", PATIENCE, || {
-        let mut servers = cluster.servers.iter();
-        servers.all(|server| record(server).is_some())
-    })
-    .await;
-}
-
-pub(crate) fn pttl(server: &RedisServer, key: &str) -> i64 {
-    let pttl = server.command(&["PTTL", key]).as_int();
-    pttl.expect("it is a number")
-}
-
 /// A busy machine is no outage.
 pub(crate) const NODE_TIMEOUT: Duration = ms(300);
 
 /// How long anything may take that must happen.
 pub(crate) const PATIENCE: Duration = secs(10);
-
-pub(crate) const POLL: Duration = ms(5);
 
 pub(crate) const KEY: &str = "idempotency-key";
 

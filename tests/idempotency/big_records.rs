@@ -2,49 +2,41 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::http::{Request, StatusCode};
+use axum::http::StatusCode;
 use axum::routing::post;
 use futures_util::future::join_all;
 use support::{
-    Answer, Cluster, Deadline, MonitorLog, Proxy, ms, secs, set_all, until, until_all_up,
+    Answer, Cluster, Deadline, Executed, MonitorLog, Proxy, ms, once, secs, set_all, until,
+    until_all_up,
 };
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, advance, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
+use tower_redlock::{Redlock, RestartGuard};
+
+use crate::payments;
 
 /// What is paid for, with a long receipt.
-#[derive(Clone, Default)]
-struct Payments(Arc<AtomicUsize>);
-
-impl Payments {
-    fn executed(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn app(&self, redlock: &Redlock, size: usize) -> Router {
-        let payments = self.clone();
-        let pay = async move || {
-            let number = payments.0.fetch_add(1, Ordering::SeqCst) + 1;
-            let mut receipt = format!("payment {number} ").into_bytes();
-            receipt.resize(size, b'a' + u8::try_from(number).unwrap());
-            receipt
-        };
-        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
-        let layer = layer.max_response_body(size);
-        Router::new().route("/", post(pay)).route_layer(layer)
-    }
+fn app(executed: &Executed, redlock: &Redlock, size: usize) -> Router {
+    let executed = executed.clone();
+    let pay = async move || {
+        let number = executed.one_more();
+        let mut receipt = format!("payment {number} ").into_bytes();
+        receipt.resize(size, b'a' + u8::try_from(number).unwrap());
+        receipt
+    };
+    let layer = once(redlock).max_response_body(size);
+    Router::new()
+        .route("/payments", post(pay))
+        .route_layer(layer)
 }
 
 async fn pay(app: &Router, key: &str) -> Answer {
-    let request = Request::post("/").header("idempotency-key", key);
-    let request = request.body(Body::from("amount=5")).unwrap();
-    Answer::to(app, request).await
+    payments::pay(app, "/payments", key).await
 }
 
 #[track_caller]
@@ -55,17 +47,17 @@ fn assert_replays(again: &Answer, first: &Answer) {
 }
 
 /// Three nodes that answer after some milliseconds, and a payment that all of them have the record of.
-async fn recorded(answers_after: Duration) -> (ScriptedNodes, Payments, Router, Answer) {
+async fn recorded(answers_after: Duration) -> (ScriptedNodes, Executed, Router, Answer) {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder()
         .scripted(&nodes)
         .node_timeout(NODE_TIMEOUT);
-    let payments = Payments::default();
-    let app = payments.app(&redlock.build().unwrap(), SIZE);
+    let executed = Executed::default();
+    let app = app(&executed, &redlock.build().unwrap(), SIZE);
     let first = pay(&app, "a").await;
     sleep(secs(1)).await;
     (0..3).for_each(|node| nodes.set(node, Gate::Slow(answers_after)));
-    (nodes, payments, app, first)
+    (nodes, executed, app, first)
 }
 
 fn readings(nodes: &ScriptedNodes) -> usize {
@@ -75,7 +67,7 @@ fn readings(nodes: &ScriptedNodes) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_duplicates_share_one_fetch_and_cache_nothing() {
-    let (nodes, payments, app, first) = recorded(TRIP).await;
+    let (nodes, executed, app, first) = recorded(TRIP).await;
     for read in 1..=3 {
         let duplicates = (0..CROWD).map(|_| pay(&app, "a"));
         let answers = join_all(duplicates).await;
@@ -86,12 +78,12 @@ async fn concurrent_duplicates_share_one_fetch_and_cache_nothing() {
         }
         assert_eq!(readings(&nodes), read);
     }
-    assert_eq!(payments.executed(), 1);
+    assert_eq!(executed.count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn fetch_goes_on_for_other_duplicates_when_the_first_is_dropped() {
-    let (nodes, payments, app, first) = recorded(TRIP).await;
+    let (nodes, executed, app, first) = recorded(TRIP).await;
     set_all(&nodes, OpKind::Fetch, Gate::Slow(4 * TRIP));
     let mut ended = 0;
     for polls in 0..40 {
@@ -121,7 +113,7 @@ async fn fetch_goes_on_for_other_duplicates_when_the_first_is_dropped() {
         (5..25).contains(&ended),
         "both sides of the end are seen: {ended}"
     );
-    assert_eq!(payments.executed(), 1);
+    assert_eq!(executed.count(), 1);
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
@@ -159,7 +151,7 @@ async fn fetch_goes_on_to_the_next_node_after_a_failure_or_silence() {
 #[tokio::test(start_paused = true)]
 async fn record_that_no_node_returns_is_unavailable_and_never_executed_again() {
     for gate in [Gate::Failing, Gate::Down, Gate::Never] {
-        let (nodes, payments, app, first) = recorded(TRIP).await;
+        let (nodes, executed, app, first) = recorded(TRIP).await;
         set_all(&nodes, OpKind::Fetch, gate);
         let began = Instant::now();
         let duplicates = (0..CROWD).map(|_| pay(&app, "a"));
@@ -174,24 +166,8 @@ async fn record_that_no_node_returns_is_unavailable_and_never_executed_again() {
         // A failure is reported only to the requests that waited for it.
         (0..3).for_each(|node| nodes.set(node, Gate::Ready));
         assert_replays(&pay(&app, "a").await, &first);
-        assert_eq!(payments.executed(), 1);
+        assert_eq!(executed.count(), 1);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn record_deleted_during_its_fetch_is_not_replayed_and_a_retry_executes() {
-    let (nodes, payments, app, _) = recorded(TRIP).await;
-    set_all(&nodes, OpKind::Fetch, Gate::Slow(4 * TRIP));
-    let forget = async {
-        sleep(3 * TRIP).await;
-        (0..3).for_each(|node| nodes.wipe(node));
-    };
-    let (refused, ()) = tokio::join!(pay(&app, "a"), forget);
-    let told = refused.told();
-    assert_eq!(told, (409, "request-in-progress"));
-    assert_eq!(payments.executed(), 1);
-    assert_eq!(pay(&app, "a").await.status, StatusCode::OK);
-    assert_eq!(payments.executed(), 2);
 }
 
 /// Servers behind wires that can be slow, and a client of theirs.
@@ -258,8 +234,8 @@ async fn one_mebibyte_record_is_fetched_once_for_100_duplicates_beside_the_locks
     const LOCKERS: usize = 8;
     const WAVES: usize = 3;
     let nodes = Nodes::start(NODE_TIMEOUT).await;
-    let payments = Payments::default();
-    let app = payments.app(&nodes.redlock, MEBIBYTE);
+    let executed = Executed::default();
+    let app = app(&executed, &nodes.redlock, MEBIBYTE);
     let first = pay(&app, "a").await;
     assert_eq!(first.body.len(), MEBIBYTE);
     nodes.wait_until_recorded(1).await;
@@ -314,14 +290,14 @@ async fn one_mebibyte_record_is_fetched_once_for_100_duplicates_beside_the_locks
     }
     assert_eq!(read, WAVES);
     assert_eq!(nodes.redlock.health().await.up(), 3);
-    assert_eq!(payments.executed(), 1);
+    assert_eq!(executed.count(), 1);
 }
 
 #[tokio::test]
 async fn fetch_succeeds_beside_a_node_that_hangs_or_closes_the_connection() {
     let mut nodes = Nodes::start(secs(1)).await;
-    let payments = Payments::default();
-    let app = payments.app(&nodes.redlock, SIZE);
+    let executed = Executed::default();
+    let app = app(&executed, &nodes.redlock, SIZE);
     let first = pay(&app, "a").await;
     nodes.wait_until_recorded(1).await;
     for hung in &nodes.cluster.servers {
@@ -362,15 +338,15 @@ async fn fetch_succeeds_beside_a_node_that_hangs_or_closes_the_connection() {
     let drained = nodes.redlock.drain(PATIENCE).await;
     assert_eq!(drained.held, []);
     assert_eq!(read().sum::<usize>(), 3);
-    assert_eq!(payments.executed(), 1);
+    assert_eq!(executed.count(), 1);
 }
 
 #[tokio::test]
 async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
     const TRIP: Duration = ms(100);
     let nodes = Nodes::start(secs(2)).await;
-    let payments = Payments::default();
-    let app = payments.app(&nodes.redlock, SIZE);
+    let executed = Executed::default();
+    let app = app(&executed, &nodes.redlock, SIZE);
     let first = pay(&app, "a").await;
     let other = pay(&app, "b").await;
     assert!(first.body != other.body);
@@ -404,7 +380,7 @@ async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
         assert_eq!((good.len(), bad.len()), (1, 1), "{command:?}");
         assert_replays(&good[0].0, good[0].1);
         assert_eq!(bad[0].0.code(), "request-in-progress", "{command:?}");
-        assert_eq!(payments.executed(), 2);
+        assert_eq!(executed.count(), 2);
     }
 }
 
@@ -412,8 +388,8 @@ async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
 async fn one_mebibyte_record_slower_than_node_timeout_is_recorded() {
     const NODE_TIMEOUT: Duration = ms(200);
     let nodes = Nodes::start(NODE_TIMEOUT).await;
-    let payments = Payments::default();
-    let app = payments.app(&nodes.redlock, MEBIBYTE);
+    let executed = Executed::default();
+    let app = app(&executed, &nodes.redlock, MEBIBYTE);
     // For longer than it takes to replace a silent connection, three node timeouts, and for less than a
     // mebibyte may take.
     for wire in &nodes.wires {
@@ -429,7 +405,7 @@ async fn one_mebibyte_record_slower_than_node_timeout_is_recorded() {
     nodes.wait_until_recorded(1).await;
     assert!(!first.headers.contains_key("idempotency-recorded"));
     assert_replays(&pay(&app, "a").await, &first);
-    assert_eq!(payments.executed(), 1);
+    assert_eq!(executed.count(), 1);
 }
 
 const NODE_TIMEOUT: Duration = ms(50);

@@ -3,25 +3,24 @@
 //! No such record leads to another execution or to a response that was not recorded.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::http::{Request, StatusCode};
+use axum::http::StatusCode;
 use axum::routing::post;
-use support::{Answer, Cluster, Connection, Log, Reply, secs, wait_until};
+use support::{Answer, Cluster, Connection, Executed, Log, Reply, once, secs, wait_until};
 use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::protocol::Record;
-use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
+use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard};
+
+use crate::payments;
 
 /// A service that paid once, and what its nodes kept of it.
 struct Scene {
     cluster: Cluster,
     redlock: Redlock,
     app: Router,
-    executed: Arc<AtomicUsize>,
+    executed: Executed,
     first: Answer,
     name: String,
     record: Vec<u8>,
@@ -37,7 +36,7 @@ impl Scene {
             .restart_guard(RestartGuard::Off)
             .build()
             .expect("the settings are valid");
-        let executed = Arc::<AtomicUsize>::default();
+        let executed = Executed::default();
         let app = app(&redlock, &executed, set);
         let first = pay(&app).await;
         assert_eq!(first.told(), (200, ""));
@@ -76,7 +75,7 @@ impl Scene {
         self.put(nodes, bytes);
         let again = pay(&self.app).await;
         self.put(nodes, &self.record);
-        assert_eq!(self.executed.load(Ordering::SeqCst), 1, "{bytes:?}");
+        assert_eq!(self.executed.count(), 1, "{bytes:?}");
         if again.status == StatusCode::OK {
             assert!(again.is_replayed(), "{bytes:?}");
             assert_eq!(again.body, self.first.body, "{bytes:?}");
@@ -96,22 +95,21 @@ fn connections(cluster: &Cluster) -> Vec<Connection> {
 
 fn app(
     redlock: &Redlock,
-    executed: &Arc<AtomicUsize>,
+    executed: &Executed,
     set: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
 ) -> Router {
-    let executed = Arc::clone(executed);
+    let executed = executed.clone();
     let pay = post(async move || {
-        let number = executed.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = executed.one_more();
         format!("payment {number} payment payment payment")
     });
-    let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
-    Router::new().route("/", pay).layer(set(layer))
+    Router::new()
+        .route("/payments", pay)
+        .layer(set(once(redlock)))
 }
 
 async fn pay(app: &Router) -> Answer {
-    let request = Request::post("/").header("idempotency-key", "a");
-    let request = request.body(Body::empty()).expect("it is a request");
-    Answer::to(app, request).await
+    payments::pay(app, "/payments", "a").await
 }
 
 fn keys(id: u32, key: u8) -> RecordKeys {
@@ -212,7 +210,7 @@ async fn record_of_another_or_missing_encryption_key_is_an_error_without_an_exec
         assert!(pay(&app).await.is_replayed());
     }
     for scene in [plain, sealed] {
-        assert_eq!(scene.executed.load(Ordering::SeqCst), 1);
+        assert_eq!(scene.executed.count(), 1);
         scene.cluster.wait_until_free(PATIENCE).await;
     }
 }

@@ -16,10 +16,10 @@ use support::{Executed, SlowReadiness, ms, once, redlock, secs, three_nodes};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
-use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{Redlock, RedlockLayer, RunToCompletion, key};
 
-use crate::payments::{counts_begun, pay, per_account, request};
+use crate::payments::{counts_begun, gate_records, pay, per_account, request};
 
 /// Polls a request as often as `polls`, with time going on in between, and drops it then. Returns whether it
 /// had ended.
@@ -39,7 +39,7 @@ async fn dropped_after(app: &Router, polls: usize) -> bool {
 #[tokio::test(start_paused = true)]
 async fn request_dropped_at_any_poll_leaves_no_key_or_one_recorded_execution() {
     type Stack = fn(Router, &Redlock) -> Router;
-    let stacks: [(&str, Stack); 5] = [
+    let stacks: [(&str, Stack); 6] = [
         ("alone", |app, redlock| {
             app.layer(once(redlock).at_most_once(true))
         }),
@@ -54,6 +54,11 @@ async fn request_dropped_at_any_poll_leaves_no_key_or_one_recorded_execution() {
         ("running on, outside", |app, redlock| {
             let app = app.layer(once(redlock).at_most_once(true));
             app.layer(per_account(redlock).on_disconnect(RunToCompletion))
+        }),
+        // Between the grant and the begin of the execution, too.
+        ("ready late", |app, redlock| {
+            let late = SlowReadiness::of_clones(app, ms(10));
+            Router::new().route_service("/payments", once(redlock).at_most_once(true).layer(late))
         }),
         ("running on, inside", |app, redlock| {
             let app = app.layer(per_account(redlock).on_disconnect(RunToCompletion));
@@ -198,7 +203,7 @@ async fn streamed_body_of_a_stopped_execution_ends_with_an_error() {
         assert!(body.frame().await.unwrap().is_ok());
         match cause {
             "lost" => (0..3).for_each(|node| outer.wipe(node)),
-            "unrecorded" => fail_records(&nodes, Gate::Failing),
+            "unrecorded" => gate_records(&nodes, 0..3, Gate::Failing),
             _ => {}
         }
         let what = format!("{cause}, leaves: {leaves}");
@@ -210,7 +215,7 @@ async fn streamed_body_of_a_stopped_execution_ends_with_an_error() {
         sleep(secs(3)).await;
         let is_ended = cause == "unrecorded";
         assert_eq!(pieces.count() == 20, is_ended, "{what}: {pieces:?}");
-        fail_records(&nodes, Gate::Ready);
+        gate_records(&nodes, 0..3, Gate::Ready);
         // It may have had an effect, so its key is locked until the ttl, and what then is unknown.
         sleep(secs(11)).await;
         assert_eq!(pay().await.code(), "outcome-unknown", "{what}");
@@ -224,13 +229,6 @@ fn panics_at_its_fifth_piece() -> Body {
         Ok::<_, Infallible>("piece")
     });
     Body::from_stream(pieces)
-}
-
-fn fail_records(nodes: &ScriptedNodes, gate: Gate) {
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Record, gate);
-        nodes.set_for(node, OpKind::Look, gate);
-    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,43 +1,18 @@
 //! Duplicates of running and recorded executions, and requests that are dropped.
 
-use std::sync::atomic::Ordering;
-
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
-use support::{Answer, ms, redlock, secs, set_all};
+use support::{Executed, ms, once, redlock, secs, set_all};
 use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::RedlockLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{IdempotencyLayer, RedlockLayer, scope};
 
-use crate::callers::{Payments, layer, pay, request, scene};
-
-#[tokio::test(start_paused = true)]
-async fn duplicate_gets_the_recorded_response_from_any_server() {
-    let (nodes, payments, app) = scene();
-    let first = pay(&app, "/payments", "a").await;
-    assert_eq!(first.status, StatusCode::OK);
-    assert_eq!(first.body, "payment 1 of 8 bytes ");
-    assert!(!first.is_replayed());
-    for server in [app.clone(), payments.app(layer(&nodes))] {
-        let again = pay(&server, "/payments", "a").await;
-        assert!(again.is_replayed());
-        assert_eq!((again.status, &again.body), (first.status, &first.body));
-        assert_eq!(again.headers["x-payment"], "kept");
-        for dropped in ["set-cookie", "connection", "x-hop", "date"] {
-            assert!(!again.headers.contains_key(dropped), "{dropped}");
-        }
-    }
-    assert_eq!(payments.executed(), 1);
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-    let other = pay(&app, "/payments", "b").await;
-    assert_eq!(other.body, "payment 2 of 8 bytes ");
-}
+use crate::payments::{counts_ended, layer, pay, pay_for, scene};
 
 #[tokio::test(start_paused = true)]
 async fn replay_costs_one_command_per_node() {
-    let nodes = ScriptedNodes::new(3);
-    let app = Payments::default().app(layer(&nodes));
+    let (nodes, _, app) = scene();
     let sent = |kind| [0, 1, 2].map(|node| nodes.sent(node, kind));
     pay(&app, "/payments", "a").await;
     assert_eq!(sent(OpKind::Acquire), [1, 1, 1]);
@@ -59,24 +34,24 @@ async fn replay_costs_one_command_per_node() {
 // Rules: request-in-progress
 #[tokio::test(start_paused = true)]
 async fn duplicate_of_a_running_execution_is_refused_or_waits() {
-    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let slow = "/payments?ms=1000";
     for elsewhere in [false, true] {
-        let app = payments.app(layer(&nodes));
-        let another = payments.app(layer(&nodes));
+        let app = counts_ended(&executed).layer(layer(&nodes));
+        let another = counts_ended(&executed).layer(layer(&nodes));
         let other = if elsewhere { another } else { app.clone() };
-        let patient = payments.app(layer(&nodes).wait(secs(5)));
-        let before = payments.executed();
+        let patient = counts_ended(&executed).layer(layer(&nodes).wait(secs(5)));
+        let before = executed.count();
         let key = if elsewhere { "a" } else { "b" };
         let later = async |app: &Router, body| {
             sleep(ms(100)).await;
-            Answer::to(app, request(slow, key, body)).await
+            pay_for(app, slow, key, body).await
         };
         let (first, refused, reused, waited) = tokio::join!(
             pay(&app, slow, key),
-            later(&other, "amount=5"),
+            later(&other, ""),
             later(&other, "amount=6"),
-            later(&patient, "amount=5"),
+            later(&patient, ""),
         );
         assert_eq!(first.status, StatusCode::OK);
         assert_eq!(refused.told(), (409, "request-in-progress"));
@@ -84,8 +59,8 @@ async fn duplicate_of_a_running_execution_is_refused_or_waits() {
         assert_eq!(reused.told(), (422, "idempotency-key-reused"));
         assert!(waited.is_replayed());
         assert_eq!(waited.body, first.body);
-        assert_eq!(payments.executed(), before + 1);
-        let later = Answer::to(&other, request(slow, key, "amount=6")).await;
+        assert_eq!(executed.count(), before + 1);
+        let later = pay_for(&other, slow, key, "amount=6").await;
         assert_eq!(later.code(), "idempotency-key-reused");
     }
 }
@@ -95,18 +70,18 @@ async fn duplicate_of_a_running_execution_is_refused_or_waits() {
 async fn concurrent_request_with_another_payload_is_refused_as_reused() {
     let nodes = ScriptedNodes::new(3);
     (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(2))));
-    let payments = Payments::default();
+    let executed = Executed::default();
     for (round, layer) in [layer(&nodes), layer(&nodes).max_waiters(1)]
         .into_iter()
         .enumerate()
     {
-        let app = payments.app(layer);
+        let app = counts_ended(&executed).layer(layer);
         let (slow, key) = ("/payments?ms=1000", round.to_string());
         // All of them come while the first is only asking.
         let (first, reused, refused) = tokio::join!(
-            Answer::to(&app, request(slow, &key, "amount=5")),
-            Answer::to(&app, request(slow, &key, "amount=6")),
-            Answer::to(&app, request(slow, &key, "amount=5")),
+            pay(&app, slow, &key),
+            pay_for(&app, slow, &key, "amount=6"),
+            pay(&app, slow, &key),
         );
         assert_eq!(first.status, StatusCode::OK);
         assert_eq!(refused.code(), "request-in-progress");
@@ -114,25 +89,25 @@ async fn concurrent_request_with_another_payload_is_refused_as_reused() {
             assert_eq!(reused.code(), "idempotency-key-reused");
         }
     }
-    assert_eq!(payments.executed(), 2);
+    assert_eq!(executed.count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_duplicates_of_a_record_are_all_replayed() {
-    let (nodes, payments, app) = scene();
+    let (nodes, executed, app) = scene();
     (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(5))));
     let first = pay(&app, "/payments", "a").await;
     let duplicates = (0..200).map(|_| pay(&app, "/payments", "a"));
     let (duplicates, reused) = tokio::join!(
         futures_util::future::join_all(duplicates),
-        Answer::to(&app, request("/payments", "a", "amount=6"))
+        pay_for(&app, "/payments", "a", "amount=6")
     );
     for duplicate in duplicates {
         assert!(duplicate.is_replayed(), "{}", duplicate.code());
         assert_eq!(duplicate.body, first.body);
     }
     assert_eq!(reused.code(), "idempotency-key-reused");
-    assert_eq!(payments.executed(), 1);
+    assert_eq!(executed.count(), 1);
     // The first of them asks for all.
     assert_eq!(nodes.sent(0, OpKind::Acquire), 2);
 }
@@ -148,20 +123,19 @@ async fn requests_dropped_at_any_time_leave_no_lock_and_no_task() {
         for (node, gate) in gates.into_iter().enumerate() {
             nodes.set(node, gate);
         }
-        let (begun, ended) = (Payments::default(), Payments::default());
+        let (begun, ended) = (Executed::default(), Executed::default());
         let status = [StatusCode::OK, StatusCode::BAD_GATEWAY][random.usize(..2)];
         let pay_there = post({
             let (begun, ended) = (begun.clone(), ended.clone());
             async move || {
-                begun.0.fetch_add(1, Ordering::SeqCst);
+                begun.one_more();
                 sleep(ms(5)).await;
-                ended.0.fetch_add(1, Ordering::SeqCst);
+                ended.one_more();
                 status
             }
         });
         let redlock = redlock(&nodes);
-        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
-        let layer = layer.wait(ms(100)).at_most_once(random.bool());
+        let layer = once(&redlock).wait(ms(100)).at_most_once(random.bool());
         let app = Router::new().route("/payments", pay_there).layer(layer);
         let what = format!("round {round}: {gates:?}, {status}");
         let mut both = Box::pin(async {
@@ -180,8 +154,8 @@ async fn requests_dropped_at_any_time_leave_no_lock_and_no_task() {
         drop(both);
         let drained = timeout(ms(10_000), redlock.drain(ms(5_000))).await;
         assert_eq!(drained.expect(&what).held, [], "{what}");
-        assert_eq!(begun.executed(), ended.executed(), "{what}");
-        assert!(status != StatusCode::OK || ended.executed() <= 1, "{what}");
+        assert_eq!(begun.count(), ended.count(), "{what}");
+        assert!(status != StatusCode::OK || ended.count() <= 1, "{what}");
         // What is on a slow wire arrives.
         sleep(ms(10)).await;
         assert_eq!(nodes.locks()[..2], [0, 0], "{what}");
@@ -201,7 +175,7 @@ async fn inner_lock_waits_whatever_its_key_and_redlock() {
         let within = RedlockLayer::new(locks.clone(), "0").wait(secs(5));
         let app = Router::new()
             .route("/payments", post(async || "paid").layer(within))
-            .layer(IdempotencyLayer::new(same.clone(), scope::public()));
+            .layer(once(&same));
         let other = locks.lock("0").await.unwrap();
         let (paid, _) = tokio::join!(pay(&app, "/payments", key), async {
             sleep(secs(1)).await;
@@ -213,7 +187,7 @@ async fn inner_lock_waits_whatever_its_key_and_redlock() {
 
 #[tokio::test(start_paused = true)]
 async fn duplicate_is_refused_as_soon_as_the_first_executes() {
-    let (nodes, payments, app) = scene();
+    let (nodes, executed, app) = scene();
     set_all(&nodes, OpKind::Acquire, Gate::Slow(ms(20)));
     let slow = "/payments?ms=1000";
     let began = Instant::now();
@@ -227,5 +201,5 @@ async fn duplicate_is_refused_as_soon_as_the_first_executes() {
     assert_eq!(code, "request-in-progress");
     // The nodes' round trip, and not twice what they may take at most.
     assert!(after < ms(25), "{after:?}");
-    assert_eq!(payments.executed(), 1);
+    assert_eq!(executed.count(), 1);
 }

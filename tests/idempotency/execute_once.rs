@@ -6,12 +6,14 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use support::{assert_matches, redlock, secs, three_nodes};
+use support::{assert_matches, ms, redlock, secs, three_nodes, three_nodes_with};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
+
+use crate::payments::gate_records;
 
 const SECOND: Duration = secs(1);
 
@@ -130,7 +132,8 @@ async fn max_result_bounds_the_results_that_are_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_the_future_leaves_the_execution_running_with_its_lock() {
-    let (nodes, redlock, counter) = scene();
+    let (nodes, redlock) = three_nodes_with(|builder| builder.renew(false));
+    let counter = Counter::default();
     let slow = counter.clone();
     let call = redlock.once("k").run(move |_| slow.work(30 * SECOND));
     timeout(SECOND, call).await.unwrap_err();
@@ -159,37 +162,64 @@ async fn dropping_the_future_before_the_grant_executes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn max_hold_stops_the_work_and_keeps_the_key_until_its_ttl() {
-    for (at_most_once, then) in [
-        (false, Ok(Outcome::Executed(1))),
-        (true, Err(OnceError::Unknown)),
+    // Two node timeouts of 50 ms are the shortest time that work gets.
+    for (max_hold, latest) in [
+        (15 * SECOND, 16 * SECOND),
+        (ms(50), ms(100)),
+        (ms(1), ms(100)),
+        (Duration::ZERO, ms(100)),
     ] {
-        let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
-        let once = || {
-            let once = redlock.once("k").at_most_once(at_most_once);
-            once.max_hold(15 * SECOND)
-        };
-        let slow = counter.clone();
-        let stopped = once().run(move |_| slow.work(3_600 * SECOND));
-        let stopped = timeout(16 * SECOND, stopped).await.unwrap();
-        assert_eq!(stopped, Err(OnceError::Unknown));
-        sleep(20 * SECOND).await;
-        assert_eq!(counter.run(once()).await, then);
+        for (at_most_once, then) in [
+            (false, Ok(Outcome::Executed(1))),
+            (true, Err(OnceError::Unknown)),
+        ] {
+            let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+            let once = || {
+                redlock
+                    .once("k")
+                    .at_most_once(at_most_once)
+                    .max_hold(max_hold)
+            };
+            let slow = counter.clone();
+            let stopped = once().run(move |_| slow.work(3_600 * SECOND));
+            let stopped = timeout(latest, stopped).await.unwrap();
+            assert_eq!(stopped, Err(OnceError::Unknown), "{max_hold:?}");
+            sleep(20 * SECOND).await;
+            assert_eq!(counter.run(once()).await, then, "{max_hold:?}");
+        }
     }
 }
 
+/// The panic of the work, of the closure itself, and of the serialization of the result.
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_work_reaches_the_caller_and_keeps_the_key_until_its_ttl() {
+async fn a_panic_reaches_the_caller_and_keeps_the_key_until_its_ttl() {
+    #[derive(Deserialize)]
+    struct Unserializable;
+    impl Serialize for Unserializable {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            panic!("as the test wants it")
+        }
+    }
     let (nodes, redlock, counter) = scene();
-    let panicking = redlock.once("k").run(|_| async {
+    let work = redlock.once("work").run(|_| async {
         assert!(std::hint::black_box(false), "as the test wants it");
         Ok::<usize, ()>(1)
     });
-    let panicked = tokio::spawn(panicking).await.unwrap_err();
-    assert!(panicked.is_panic());
+    assert!(tokio::spawn(work).await.unwrap_err().is_panic());
+    let closure = redlock.once("closure").run(|_| {
+        assert!(std::hint::black_box(false), "as the test wants it");
+        pending::<Result<usize, &str>>()
+    });
+    assert!(tokio::spawn(closure).await.unwrap_err().is_panic());
+    let result = redlock.once("result");
+    let result = result.run(|_| async { Ok::<_, ()>(Unserializable) });
+    let result = tokio::spawn(async move { result.await.map(drop).map_err(drop) });
+    assert!(result.await.unwrap_err().is_panic());
     sleep(SECOND).await;
-    assert_eq!(nodes.locks(), [1, 1, 1]);
+    assert_eq!(nodes.locks(), [3, 3, 3]);
     sleep(10 * SECOND).await;
-    let executed = counter.run(redlock.once("k")).await;
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    let executed = counter.run(redlock.once("work")).await;
     assert_eq!(executed, Ok(Outcome::Executed(1)));
 }
 
@@ -197,11 +227,7 @@ async fn a_panic_of_the_work_reaches_the_caller_and_keeps_the_key_until_its_ttl(
 #[tokio::test(start_paused = true)]
 async fn a_result_that_no_majority_records_is_returned_as_unrecorded() {
     let (nodes, redlock, counter) = scene();
-    (0..2).for_each(|node| {
-        nodes.set_for(node, OpKind::Record, Gate::Failing);
-        nodes.set_for(node, OpKind::Look, Gate::Failing);
-        nodes.set_for(node, OpKind::Acquire, Gate::Ready);
-    });
+    gate_records(&nodes, 0..2, Gate::Failing);
     nodes.set_for(2, OpKind::Record, Gate::Failing);
     let unrecorded = counter.run(redlock.once("k")).await;
     assert_eq!(unrecorded, Err(OnceError::Unrecorded(1)));
@@ -259,25 +285,6 @@ async fn no_quorum_and_drain_are_lock_errors() {
     let closed = counter.run(redlock.once("k")).await;
     assert_eq!(closed, Err(OnceError::Lock(LockError::Closed)));
     assert_eq!(counter.count(), 0);
-}
-
-/// Of a hundred calls at a time, on two services over the same nodes, one executes.
-#[tokio::test(start_paused = true)]
-async fn concurrent_calls_execute_the_work_once() {
-    let nodes = ScriptedNodes::new(5);
-    let (services, counter) = ([redlock(&nodes), redlock(&nodes)], Counter::default());
-    let calls = (0..100).map(|number: usize| {
-        let once = services[number % 2].once("k").wait(30 * SECOND);
-        let counter = counter.clone();
-        tokio::spawn(once.run(move |_| counter.work(SECOND / 10)))
-    });
-    let mut executed = 0;
-    for call in calls.collect::<Vec<_>>() {
-        let outcome = call.await.unwrap().unwrap();
-        executed += usize::from(!outcome.is_replayed());
-        assert_eq!(outcome.into_inner(), 1);
-    }
-    assert_eq!((executed, counter.count()), (1, 1));
 }
 
 /// The limits of JSON, as the documentation of `run` names them.

@@ -205,22 +205,6 @@ async fn settings_out_of_range_are_refused_or_bounded() {
     assert_eq!(run(none()).await, Err(OnceError::NotKept));
 }
 
-/// Two node timeouts of 50 ms are the shortest time that work gets.
-#[tokio::test(start_paused = true)]
-async fn a_tiny_max_hold_stops_the_work_after_two_node_timeouts() {
-    for max_hold in [Duration::ZERO, ms(1), ms(50)] {
-        let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
-        let began = Instant::now();
-        let slow = counter.clone();
-        let once = || redlock.once("k").max_hold(max_hold);
-        let stopped = once().run(move |_| slow.work(secs(60))).await;
-        assert_eq!(stopped, Err(OnceError::Unknown));
-        assert!(began.elapsed() <= ms(100), "{:?}", began.elapsed());
-        sleep(ms(200)).await;
-        assert_eq!(counter.run(once()).await, Ok(Outcome::Executed(1)));
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_plain_lock_and_an_execution_of_one_key_exclude_each_other() {
     let nodes = ScriptedNodes::new(3);
@@ -343,33 +327,6 @@ async fn at_most_once_takes_effect_only_in_calls_that_set_it() {
     }
 }
 
-/// The closure itself panics, and then the serialization of the result.
-#[tokio::test(start_paused = true)]
-async fn a_panic_outside_of_the_future_of_the_work_keeps_the_key_too() {
-    #[derive(serde::Deserialize)]
-    struct Unserializable;
-    impl serde::Serialize for Unserializable {
-        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-            panic!("as the test wants it")
-        }
-    }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let closure = redlock.once("closure").run(|_| {
-        assert!(std::hint::black_box(false), "as the test wants it");
-        pending::<Result<usize, &str>>()
-    });
-    assert!(tokio::spawn(closure).await.unwrap_err().is_panic());
-    let result = redlock.once("result");
-    let result = result.run(|_| async { Ok::<_, ()>(Unserializable) });
-    let result = tokio::spawn(async move { result.await.map(drop).map_err(drop) });
-    assert!(result.await.unwrap_err().is_panic());
-    sleep(secs(1)).await;
-    assert_eq!(nodes.locks(), [2, 2, 2]);
-    sleep(secs(10)).await;
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_local_waiter_gets_the_result_without_asking_the_nodes() {
     let (nodes, redlock, counter) = scene();
@@ -423,34 +380,6 @@ async fn work_that_was_overtaken_returns_the_record_of_the_same_request_only() {
         assert_eq!(first, Ok(Outcome::Executed(1)));
         assert_eq!(running.await.unwrap(), expected, "{payload}");
     }
-}
-
-/// Between the answers to `ACQUIRE` and `CONFIRM` a node gets a record, and another is silent throughout.
-#[tokio::test(start_paused = true)]
-async fn a_record_that_is_met_in_the_second_phase_is_repaired_beside_a_silent_node() {
-    let (nodes, redlock, counter) = scene();
-    let other = Other::new("k");
-    // Different fences make the nodes answer different numbers.
-    for (node, proposal) in [(0, 1 << 52), (1, (1 << 52) + 100)].map(|(n, p)| (n, Some(p))) {
-        let (ttl, retention) = (secs(1), secs(3_600));
-        let acquire = Op::Acquire {
-            proposal,
-            ttl,
-            retention,
-        };
-        other.send(&nodes, node, acquire);
-        other.send(&nodes, node, Op::Release);
-    }
-    nodes.set(2, Gate::Never);
-    (0..2).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Slow(ms(20))));
-    let once = redlock.once("k");
-    let call = tokio::spawn(async move { counter.run(once).await });
-    sleep(ms(10)).await;
-    assert_eq!(nodes.sent(0, OpKind::Confirm), 1);
-    let body = b"J17";
-    other.put(&nodes, 0, &record(body, Sha256::digest(body).into()));
-    let ran = timeout(secs(1), call).await.expect("it ends").unwrap();
-    assert_eq!(ran, Ok(Outcome::Replayed(17)));
 }
 
 /// A mebibyte may take a second longer than the node timeout.

@@ -11,7 +11,10 @@ use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::post;
 use axum::{Extension, Router};
-use support::{Answer, Executed, SlowReadiness, ms, once, redlock, secs, three_nodes};
+use support::{
+    Answer, Executed, SlowReadiness, ms, once, redlock, secs, set_all, three_nodes,
+    three_nodes_with,
+};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -20,7 +23,7 @@ use tower_redlock::{
     BufferBodyLayer, ExecutionHandle, LockHandle, LockKey, LostReason, OnLost, Redlock,
 };
 
-use crate::payments::{cloneable, counts_ended, pay, per_account, rebuilt, request};
+use crate::payments::{cloneable, counts_ended, gate_records, pay, per_account, rebuilt, request};
 
 #[derive(Debug, PartialEq)]
 struct BankIsGone;
@@ -28,9 +31,9 @@ struct BankIsGone;
 #[tokio::test(start_paused = true)]
 async fn execution_renews_its_lock_until_it_ends() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    // The bound of the builder is for locks, not for executions.
+    // What the builder says of bounds and renewal is for locks, not for executions.
     let redlock = Redlock::builder().scripted(&nodes).max_hold(secs(5));
-    let redlock = redlock.build().unwrap();
+    let redlock = redlock.renew(false).build().unwrap();
     let app = counts_ended(&executed).layer(once(&redlock));
     let slow = "/payments?ms=90000";
     let (first, second) = tokio::join!(pay(&app, slow, "a"), async {
@@ -67,6 +70,10 @@ async fn outer_lock_lost_stops_the_execution_unless_on_lost_is_notify() {
             if !leaves {
                 let code = if executions == 0 { "lock-lost" } else { "" };
                 assert_eq!(paying.await.unwrap().code(), code, "{what}");
+                if executions == 1 {
+                    assert!(pay(&app, slow, "a").await.is_replayed(), "{what}");
+                    assert_eq!(records.locks(), [0, 0, 0], "{what}");
+                }
             }
         }
     }
@@ -74,10 +81,7 @@ async fn outer_lock_lost_stops_the_execution_unless_on_lost_is_notify() {
 
 /// Leaves a record at the last node only, and no lock.
 async fn record_at_one_node(nodes: &ScriptedNodes, app: &Router, executed: &Executed) {
-    for node in 0..2 {
-        nodes.set_for(node, OpKind::Record, Gate::Failing);
-        nodes.set_for(node, OpKind::Look, Gate::Failing);
-    }
+    gate_records(nodes, 0..2, Gate::Failing);
     let first = pay(app, "/payments", "a").await;
     assert_eq!(first.headers["idempotency-recorded"], "false");
     assert_eq!(executed.count(), 1);
@@ -119,9 +123,10 @@ async fn record_found_while_the_service_becomes_ready_is_replayed() {
 
 #[tokio::test(start_paused = true)]
 async fn execution_after_a_long_wait_for_readiness_begins_with_full_validity() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let (nodes, redlock) = three_nodes_with(|builder| builder.renew(false));
+    let executed = Executed::default();
     let slow = SlowReadiness::new(counts_ended(&executed), secs(100));
-    let slow = once(&redlock(&nodes)).layer(slow);
+    let slow = once(&redlock).layer(slow);
     let answer = slow.oneshot(request("/payments", "a")).await.unwrap();
     assert_eq!(answer.status(), StatusCode::OK);
     assert_eq!((executed.count(), nodes.locks()), (1, vec![0, 0, 0]));
@@ -222,21 +227,6 @@ async fn error_or_panic_of_an_execution_leaves_the_lock_to_its_ttl() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn poll_ready_error_is_no_execution() {
-    let nodes = ScriptedNodes::new(3);
-    (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
-    let redlock = redlock(&nodes);
-    let layer = once(&redlock).at_most_once(true);
-    let mut service = layer.layer(ReadyTimes(0, Arc::default()));
-    let failed = service.call(request("/payments", "a")).await;
-    assert_eq!(failed.err(), Some("broken"));
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-    let executed = Executed::default();
-    let app = counts_ended(&executed).layer(once(&redlock).at_most_once(true));
-    assert_eq!(pay(&app, "/payments", "a").await.status, StatusCode::OK);
-}
-
 // Rules: http.recorded
 #[tokio::test(start_paused = true)]
 async fn transient_and_unrouted_statuses_are_not_recorded() {
@@ -278,10 +268,11 @@ async fn transient_and_unrouted_statuses_are_not_recorded() {
     }
 }
 
+// Rules: http.errors
 #[tokio::test(start_paused = true)]
 async fn inner_error_under_a_lock_is_returned_after_the_release() {
     let (nodes, redlock) = three_nodes();
-    (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
+    set_all(&nodes, OpKind::Release, Gate::Slow(ms(20)));
     let failing = service_fn(async |_: http::Request<String>| {
         tokio::task::yield_now().await;
         Err::<Response<String>, _>("it failed")
@@ -302,27 +293,19 @@ async fn inner_error_under_a_lock_is_returned_after_the_release() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn poll_ready_error_after_a_wait_is_returned_after_the_release() {
-    let nodes = ScriptedNodes::new(3);
-    (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
-    let layer = per_account(&redlock(&nodes)).wait(secs(1));
-    let service = layer.layer(ReadyTimes(1, Arc::default()));
-    let failed = service.oneshot(cloneable("/?account=1", "a")).await;
-    assert_eq!(failed.err(), Some("broken"));
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-}
-
-/// Behind the upload in a `BufferBodyLayer`, or behind the wait for a lock: the handler was not called.
+/// Behind the grant, the upload in a `BufferBodyLayer`, or the wait for a lock: the handler was not called.
 #[tokio::test(start_paused = true)]
 async fn poll_ready_error_of_an_inner_layer_is_no_execution() {
-    for inner in ["buffer", "lock"] {
+    for inner in ["none", "buffer", "lock"] {
         let (nodes, redlock) = three_nodes();
+        set_all(&nodes, OpKind::Release, Gate::Slow(ms(20)));
         let layer = once(&redlock).at_most_once(true);
         // When the stack is called, when the key is granted, and not once more.
-        let ready = ReadyTimes(2, Arc::default());
+        let times = if inner == "none" { 1 } else { 2 };
+        let ready = ReadyTimes(times, Arc::default());
         let call = || request("/payments?account=1", "a").map(|_| Body::from("amount=5"));
         let failed = match inner {
+            "none" => layer.layer(ready).oneshot(call()).await.err(),
             "buffer" => {
                 let service = layer.layer(BufferBodyLayer::new(64).layer(ready));
                 service.oneshot(call()).await.err()

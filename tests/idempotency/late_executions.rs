@@ -1,19 +1,15 @@
 //! Executions whose service is ready late, and lease tasks that panic, over scripted nodes.
 
-use std::time::Duration;
-
-use axum::body::Body;
 use axum::http::StatusCode;
-use axum::response::Response;
 use axum::routing::post;
 use axum::{Extension, Router};
-use support::{Executed, SlowReadiness, assert_matches, ms, once, secs, set_all};
-use tokio::time::{Instant, sleep, timeout};
+use support::{Executed, SlowReadiness, ms, once, redlock, secs, three_nodes};
+use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
+use tower_redlock::ExecutionHandle;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{ExecutionHandle, LockError, OnceError, Outcome, Redlock, RedlockBuilder};
 
-use crate::payments::{counts_begun, pay, request};
+use crate::payments::{gate_records, pay, request};
 
 /// Counts an execution when the handler begins, and answers with the validity that is left.
 fn validity_left(executed: &Executed) -> Router {
@@ -25,87 +21,23 @@ fn validity_left(executed: &Executed) -> Router {
     Router::new().route("/payments", post(pay))
 }
 
-/// Executes with a service that is ready after so long.
-async fn pay_late(redlock: &Redlock, executed: &Executed, after: Duration) -> Response {
-    let slow = once(redlock).layer(SlowReadiness::of_clones(validity_left(executed), after));
-    slow.oneshot(request("/payments", "a"))
-        .await
-        .unwrap()
-        .map(Body::new)
-}
-
-async fn text(response: Response) -> String {
-    let body = axum::body::to_bytes(response.into_body(), 1 << 20).await;
-    String::from_utf8(body.unwrap().to_vec()).unwrap()
-}
-
-fn scripted(nodes: &ScriptedNodes) -> RedlockBuilder {
-    Redlock::builder().scripted(nodes)
-}
-
 #[tokio::test(start_paused = true)]
 async fn late_execution_does_not_exceed_its_max_hold() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = scripted(&nodes).build().unwrap();
+    let redlock = redlock(&nodes);
     let layer = once(&redlock).max_hold(secs(12));
     let slow = layer.layer(SlowReadiness::of_clones(validity_left(&executed), secs(11)));
-    let valid_for = text(
-        slow.oneshot(request("/payments", "a"))
-            .await
-            .unwrap()
-            .map(Body::new),
-    )
-    .await;
+    let app = Router::new().route_service("/payments", slow);
+    let valid_for = pay(&app, "/payments", "a").await.text();
     let valid_for: u64 = valid_for.parse().unwrap();
     assert!((900..1_100).contains(&valid_for), "{valid_for} ms");
 }
 
-/// While the handler runs, without HTTP, and before it begins.
-#[tokio::test(start_paused = true)]
-async fn execution_is_renewed_with_renew_off() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = scripted(&nodes).renew(false).build().unwrap();
-    let app = counts_begun(&executed).layer(once(&redlock));
-    let (first, second) = tokio::join!(pay(&app, "/payments?ms=30000", "b"), async {
-        sleep(secs(25)).await;
-        pay(&app, "/payments?ms=30000", "b").await
-    });
-    assert_eq!(
-        (first.status, second.code()),
-        (StatusCode::OK, "request-in-progress")
-    );
-    assert_eq!(executed.count(), 1);
-
-    let work = |executed: &Executed| {
-        let executed = executed.clone();
-        redlock.once("c").run(async move |_| {
-            sleep(secs(30)).await;
-            Ok::<_, ()>(executed.one_more())
-        })
-    };
-    let (first, second) = tokio::join!(work(&executed), async {
-        sleep(secs(25)).await;
-        work(&executed).await
-    });
-    assert_eq!(first, Ok(Outcome::Executed(2)));
-    let second = second.unwrap_err();
-    assert_matches!(second, OnceError::Lock(LockError::Contended { .. }));
-
-    let late = text(pay_late(&redlock, &executed, secs(25)).await).await;
-    assert!(late.parse::<u64>().is_ok(), "{late}");
-    assert_eq!(executed.count(), 3);
-
-    // A plain lock of the same service is not renewed.
-    let guard = redlock.try_lock("d").await.unwrap();
-    sleep(secs(11)).await;
-    assert!(!guard.is_valid());
-}
-
 #[tokio::test(start_paused = true)]
 async fn lock_lost_before_the_execution_begins_leaves_no_key() {
-    for (gone, status) in [(secs(1), 503), (secs(20), 503)] {
+    for gone in [secs(1), secs(20)] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let redlock = scripted(&nodes).build().unwrap();
+        let redlock = redlock(&nodes);
         let layer = once(&redlock).at_most_once(true);
         let slow = layer.layer(SlowReadiness::of_clones(validity_left(&executed), secs(25)));
         let going = async {
@@ -114,7 +46,7 @@ async fn lock_lost_before_the_execution_begins_leaves_no_key() {
             nodes.wipe(1);
         };
         let (answer, ()) = tokio::join!(slow.oneshot(request("/payments", "a")), going);
-        assert_eq!(answer.unwrap().status(), status);
+        assert_eq!(answer.unwrap().status(), 503);
         assert_eq!(executed.count(), 0);
         sleep(secs(1)).await;
         assert_eq!(nodes.locks(), [0, 0, 0], "{gone:?}");
@@ -123,70 +55,10 @@ async fn lock_lost_before_the_execution_begins_leaves_no_key() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn drain_before_an_execution_begins_ends_the_request_in_order() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = scripted(&nodes).build().unwrap();
-    let draining = async {
-        sleep(secs(1)).await;
-        redlock.drain(secs(30)).await
-    };
-    let (answer, drained) = tokio::join!(pay_late(&redlock, &executed, secs(5)), draining);
-    assert_eq!(answer.status(), StatusCode::OK);
-    assert!(drained.is_clean(), "{drained:?}");
-    assert_eq!((executed.count(), nodes.locks()), (1, vec![0, 0, 0]));
-}
-
-/// However many times its future was polled: nothing was executed, so nothing is left.
-#[tokio::test(start_paused = true)]
-async fn request_dropped_before_its_execution_leaves_no_intent() {
-    for gate in [Gate::Ready, Gate::Slow(ms(5))] {
-        for late in [Duration::ZERO, ms(10), ms(200)] {
-            for polls in 1..40 {
-                let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-                (0..3).for_each(|node| nodes.set(node, gate));
-                let redlock = scripted(&nodes).build().unwrap();
-                let layer = || once(&redlock).at_most_once(true);
-                let slow = layer().layer(SlowReadiness::of_clones(validity_left(&executed), late));
-                let mut asked = tokio_test::task::spawn(slow.oneshot(request("/payments", "a")));
-                let mut done = false;
-                for _ in 0..polls {
-                    done |= asked.poll().is_ready();
-                    if done {
-                        break;
-                    }
-                    for _ in 0..3 {
-                        tokio::task::yield_now().await;
-                    }
-                    if polls > 5 && !asked.is_woken() {
-                        sleep(ms(3)).await;
-                    }
-                }
-                drop(asked);
-                if executed.count() > 0 || done {
-                    continue;
-                }
-                sleep(secs(60)).await;
-                if executed.count() > 0 {
-                    continue;
-                }
-                let again = pay(&validity_left(&executed).layer(layer()), "/payments", "a").await;
-                let code = again.code();
-                assert_eq!(
-                    again.status,
-                    StatusCode::OK,
-                    "{gate:?} {late:?} {polls} {code}"
-                );
-            }
-        }
-    }
-}
-
 /// A lease task that dies while its execution runs leaves the lock to its ttl, and that is told.
 #[tokio::test(start_paused = true)]
 async fn drain_reports_the_lock_of_a_lease_task_that_panicked_in_an_execution() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = scripted(&nodes).build().unwrap();
+    let (nodes, redlock) = three_nodes();
     let pay = Router::new().route("/payments", post(async || sleep(secs(5)).await));
     let pay = pay.layer(once(&redlock));
     let executing = tokio::spawn(pay.oneshot(request("/payments", "a")));
@@ -204,8 +76,7 @@ async fn drain_reports_the_lock_of_a_lease_task_that_panicked_in_an_execution() 
 
 #[tokio::test(start_paused = true)]
 async fn drain_reports_the_lock_of_a_lease_task_that_panicked_under_its_guard() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = scripted(&nodes).build().unwrap();
+    let (nodes, redlock) = three_nodes();
     let guard = redlock.lock("k").await.unwrap();
     nodes.set_for(1, OpKind::Confirm, Gate::Panic);
     sleep(secs(5)).await;
@@ -227,7 +98,7 @@ async fn lease_task_panic_at_any_request_of_an_execution_executes_at_most_once()
         for node in 0..3 {
             for (late, ms_executing) in [(0, 0), (200, 0), (0, 5_000)] {
                 let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-                let redlock = scripted(&nodes).build().unwrap();
+                let redlock = redlock(&nodes);
                 let counted = executed.clone();
                 let pay_for = async move || {
                     counted.one_more();
@@ -257,33 +128,11 @@ async fn lease_task_panic_at_any_request_of_an_execution_executes_at_most_once()
 }
 
 #[tokio::test(start_paused = true)]
-async fn guard_dropped_during_an_extension_leaves_no_lock() {
-    for (slow, pause) in [(5, 0), (5, 3), (30, 10), (200, 60)] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = scripted(&nodes).build().unwrap();
-        let guard = redlock.lock("k").await.unwrap();
-        set_all(&nodes, OpKind::Confirm, Gate::Slow(ms(slow)));
-        {
-            let mut extending = tokio_test::task::spawn(guard.extend(secs(10)));
-            assert!(extending.poll().is_pending());
-            sleep(ms(pause)).await;
-        }
-        drop(guard);
-        sleep(ms(500)).await;
-        assert_eq!(nodes.locks(), [0, 0, 0], "{slow} {pause}");
-        assert!(redlock.try_lock("k").await.is_ok());
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn caller_dropped_during_a_repair_leaves_no_lock_and_the_record() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = scripted(&nodes).build().unwrap();
+    let redlock = redlock(&nodes);
     let app = validity_left(&executed).layer(once(&redlock));
-    for node in 0..2 {
-        nodes.set_for(node, OpKind::Record, Gate::Failing);
-        nodes.set_for(node, OpKind::Look, Gate::Failing);
-    }
+    gate_records(&nodes, 0..2, Gate::Failing);
     assert_eq!(pay(&app, "/payments", "a").await.status, StatusCode::OK);
     sleep(secs(60)).await;
     for node in 0..2 {
@@ -299,30 +148,4 @@ async fn caller_dropped_during_a_repair_leaves_no_lock_and_the_record() {
     assert_eq!(nodes.locks(), [0, 0, 0]);
     assert!(pay(&app, "/payments", "a").await.is_replayed());
     assert_eq!(executed.count(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn two_phases_share_one_deadline_with_a_long_node_timeout() {
-    for node_timeout in [ms(2), ms(50), secs(4)] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = scripted(&nodes).node_timeout(node_timeout).build().unwrap();
-        // Unequal numbers, so that there is a second phase.
-        for node in 0..3 {
-            let other = scripted(&nodes).build().unwrap();
-            (0..3).for_each(|other| nodes.set(other, Gate::Down));
-            nodes.set(node, Gate::Ready);
-            drop(other.try_lock("k").await);
-            nodes.set(node, Gate::Ready);
-            sleep(ms(1)).await;
-        }
-        (0..3).for_each(|node| nodes.set(node, Gate::Slow(node_timeout * 6 / 10)));
-        sleep(secs(20)).await;
-        let began = Instant::now();
-        let asked = redlock.try_lock("k").await;
-        let took = began.elapsed();
-        assert!(took <= node_timeout * 2, "{took:?} {asked:?}");
-        drop(asked);
-        sleep(secs(30)).await;
-        assert_eq!(nodes.locks(), [0, 0, 0]);
-    }
 }

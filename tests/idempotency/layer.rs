@@ -1,25 +1,39 @@
 //! Settings of `IdempotencyLayer`: scopes, keys, fingerprints, headers, methods and rejections.
 
-use std::sync::atomic::Ordering;
-
 use axum::body::{Body, Bytes};
+use axum::extract::Request;
 use axum::http::{Method, StatusCode};
 use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::{any, post};
 use axum::{Router, http};
 use http_body_util::Full;
-use support::{Answer, ms, request_with};
+use support::{Answer, Executed, ms, redlock, request_with};
 use tokio::time::sleep;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, Redlock, Rejection, RequestKind, key};
 
-use crate::callers::{Payments, layer, pay, request, scene};
+use crate::payments::counts_ended;
+
+/// Returns a layer whose scope is the user.
+fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {
+    IdempotencyLayer::new(redlock(nodes), key::header("x-user"))
+}
+
+fn request(target: &str, key: &str, body: &str) -> Request {
+    let headers = [("x-user", "alice"), ("idempotency-key", key)];
+    request_with("POST", target, &headers).map(|_| Body::from(body.to_owned()))
+}
+
+async fn pay(app: &Router, target: &str, key: &str) -> Answer {
+    Answer::to(app, request(target, key, "amount=5")).await
+}
 
 // Rules: http.scope
 #[tokio::test(start_paused = true)]
 async fn idempotency_keys_are_scoped_by_caller_method_and_path() {
-    let (_nodes, payments, app) = scene();
+    let executed = Executed::default();
+    let app = counts_ended(&executed).layer(layer(&ScriptedNodes::new(3)));
     let nested = Router::new().nest("/v1", app.clone());
     let nested = nested.nest("/v2", app.clone());
     for (method, user) in [("POST", "alice"), ("POST", "bob"), ("PATCH", "alice")] {
@@ -29,7 +43,7 @@ async fn idempotency_keys_are_scoped_by_caller_method_and_path() {
     }
     pay(&nested, "/v1/payments", "a").await;
     pay(&nested, "/v2/payments", "a").await;
-    assert_eq!(payments.executed(), 5);
+    assert_eq!(executed.count(), 5);
     let quoted = request("/payments", "\"a\"", "amount=5");
     // The same key as a string.
     assert!(Answer::to(&app, quoted).await.is_replayed());
@@ -54,10 +68,19 @@ async fn missing_or_invalid_idempotency_key_is_refused_or_passes() {
     assert_eq!(code(&app, unscoped("PUT")).await, (200, ""));
     assert_eq!(code(&app, unscoped("POST")).await, (500, "scope-missing"));
     let long = "x".repeat(256);
-    for bad in ["", "a b", "a\tb", "\"a", "é", long.as_str()] {
+    let none = ["", "a b", "a\tb", "\"a", "é", long.as_str()];
+    // As a proxy merges several headers.
+    let bare = ["a1,a1", "a1,", ",a1", ",", "a1, a1"];
+    let quoted = [r#""a1","a1""#, r#""a1", a1"#, r#"a1,"a1""#];
+    for bad in none.into_iter().chain(bare).chain(quoted) {
         let refused = code(&app, request("/payments", bad, "")).await;
         assert_eq!(refused, (400, "key-invalid"), "{bad}");
     }
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+    assert_eq!(
+        code(&app, request("/payments", "\"a,b\"", "")).await,
+        (200, "")
+    );
     let mut twice = request("/payments", "a", "");
     let another = "b".parse().unwrap();
     twice.headers_mut().append("idempotency-key", another);
@@ -75,7 +98,7 @@ async fn missing_or_invalid_idempotency_key_is_refused_or_passes() {
 #[tokio::test(start_paused = true)]
 async fn rejections_are_problem_json_with_a_documentation_link() {
     let nodes = ScriptedNodes::new(3);
-    let app = Payments::default().app(layer(&nodes).required(true));
+    let app = counts_ended(&Executed::default()).layer(layer(&nodes).required(true));
     let app = app.layer(map_response(async |mut response: Response| {
         if response.extensions().get::<Rejection>().is_some() {
             let link = "<https://example.com/payments>; rel=\"describedby\"";
@@ -125,14 +148,14 @@ async fn rejections_are_problem_json_with_a_documentation_link() {
 
 #[tokio::test(start_paused = true)]
 async fn idempotency_layer_applied_twice_acts_once() {
-    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let layer = layer(&nodes);
-    let app = payments.app(layer.clone()).layer(layer);
+    let app = counts_ended(&executed).layer(layer.clone()).layer(layer);
     let first = pay(&app, "/payments", "a").await;
     assert_eq!(first.status, StatusCode::OK);
     let again = pay(&app, "/payments", "a").await;
     assert!(again.is_replayed());
-    assert_eq!((again.body, payments.executed()), (first.body, 1));
+    assert_eq!((again.body, executed.count()), (first.body, 1));
     let sent = [OpKind::Acquire, OpKind::Record].map(|kind| nodes.sent(0, kind));
     assert_eq!(sent, [2, 1]);
 }
@@ -142,11 +165,10 @@ async fn long_idempotency_keys_and_paths_fit_the_empty_namespace() {
     let nodes = ScriptedNodes::new(3);
     let builder = Redlock::builder().scripted(&nodes).namespace("");
     let layer = IdempotencyLayer::new(builder.build().unwrap(), key::header("x-user"));
-    let executed = Payments::default();
-    let count = executed.clone();
-    let pay_there = post(async move || count.0.fetch_add(1, Ordering::SeqCst).to_string());
+    let executed = Executed::default();
+    let pay_there = post(async move || executed.one_more().to_string());
     let app = Router::new().route("/{account}", pay_there).layer(layer);
-    for (number, account) in ["x".repeat(600), "y".repeat(600)].into_iter().enumerate() {
+    for (number, account) in [(1, "x".repeat(600)), (2, "y".repeat(600))] {
         let (target, key) = (format!("/{account}"), "k".repeat(255));
         let first = pay(&app, &target, &key).await;
         assert_eq!(first.text(), number.to_string());
@@ -156,8 +178,8 @@ async fn long_idempotency_keys_and_paths_fit_the_empty_namespace() {
 
 #[tokio::test(start_paused = true)]
 async fn fingerprint_decides_which_requests_are_equal() {
-    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
-    let app = payments.app(layer(&nodes).fingerprint(|_, body| body.to_vec()));
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = counts_ended(&executed).layer(layer(&nodes).fingerprint(|_, body| body.to_vec()));
     let first = pay(&app, "/payments?size=1", "a").await;
     let again = pay(&app, "/payments?size=2", "a").await;
     assert!(again.is_replayed());
@@ -165,7 +187,7 @@ async fn fingerprint_decides_which_requests_are_equal() {
     let other = Answer::to(&app, request("/payments?size=1", "a", "amount=6")).await;
     assert_eq!(other.code(), "idempotency-key-reused");
     // By default it is the query, too.
-    let app = payments.app(layer(&nodes));
+    let app = counts_ended(&executed).layer(layer(&nodes));
     for (target, code) in [
         ("/payments?size=1", ""),
         ("/payments?size=1", ""),
@@ -174,12 +196,12 @@ async fn fingerprint_decides_which_requests_are_equal() {
     ] {
         assert_eq!(pay(&app, target, "b").await.code(), code);
     }
-    assert_eq!(payments.executed(), 2);
+    assert_eq!(executed.count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn header_methods_and_rejection_are_configurable() {
-    let (nodes, payments) = (ScriptedNodes::new(3), Payments::default());
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let named = layer(&nodes)
         .header("x-once".parse().unwrap())
         .methods([Method::PUT])
@@ -189,7 +211,7 @@ async fn header_methods_and_rejection_are_configurable() {
             *response.status_mut() = StatusCode::IM_A_TEAPOT;
             response
         });
-    let app = payments.app(named);
+    let app = counts_ended(&executed).layer(named);
     let with = async |method: &str, body| {
         let headers = [("x-user", "alice"), ("x-once", "a")];
         let request = request_with(method, "/payments", &headers);
@@ -202,5 +224,5 @@ async fn header_methods_and_rejection_are_configurable() {
     let reused = with("PUT", "amount=6").await;
     assert_eq!(reused.status, StatusCode::IM_A_TEAPOT);
     assert_eq!(reused.body, "idempotency-key-reused");
-    assert_eq!(payments.executed(), 1);
+    assert_eq!(executed.count(), 1);
 }

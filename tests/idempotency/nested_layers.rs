@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
+use axum::Router;
 use axum::extract::{Query, Request};
 use axum::http::{Extensions, StatusCode};
 use axum::middleware::map_response;
 use axum::response::IntoResponse;
 use axum::routing::post;
-use axum::{Extension, Router};
 use http_body_util::Full;
 use support::{
     Answer, Executed, SlowReadiness, ms, once, redlock, request_with, secs, set_all, three_nodes,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    ExecutionHandle, IdempotencyLayer, Locked, LockedRejection, OnLost, OnUnavailable, Redlock,
-    RedlockLayer, Rejection, RequestKind, key,
+    IdempotencyLayer, Locked, LockedRejection, OnLost, OnUnavailable, Redlock, RedlockLayer,
+    Rejection, RequestKind, key,
 };
 
 use crate::payments::{Account, counts_begun, counts_ended, pay, per_account, rebuilt, request};
@@ -66,18 +66,6 @@ async fn handler_whose_nested_idempotent_call_is_refused_or_stopped_is_recorded(
         assert_eq!(first.status, StatusCode::OK);
         assert!(pay(&app, "/payments", key).await.is_replayed(), "{key}");
     }
-    assert_eq!(executed.count(), 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn handler_that_calls_its_own_key_with_its_extensions_does_not_deadlock() {
-    let redlock = redlock(&ScriptedNodes::new(3));
-    let executed = Executed::default();
-    let within = counts_begun(&executed).layer(once(&redlock));
-    let app = calling(&executed, &within, "a").layer(once(&redlock));
-    let first = timeout(secs(5), pay(&app, "/payments", "a")).await.unwrap();
-    assert_eq!(first.body, "payment 1, then 200", "it does not meet itself");
-    assert!(pay(&app, "/payments", "a").await.is_replayed());
     assert_eq!(executed.count(), 2);
 }
 
@@ -349,29 +337,6 @@ async fn inner_lock_refused_by_drain_is_no_execution() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn timeout_between_two_scopes_lets_the_inner_execution_finish_and_be_replayed() {
-    use tower_http::timeout::TimeoutLayer;
-
-    let nodes = ScriptedNodes::new(3);
-    let (redlock, executed) = (redlock(&nodes), Executed::default());
-    let short = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, ms(200));
-    let app = counts_begun(&executed).layer(once(&redlock)).layer(short);
-    let app = app.layer(scoped(&redlock, "host").at_most_once(false));
-    let headers = [("idempotency-key", "a"), ("host", "a")];
-    let call = || request_with("POST", "/payments?ms=1000", &headers);
-    let call = async || Answer::to(&app, call()).await;
-    assert_eq!(call().await.status, StatusCode::REQUEST_TIMEOUT);
-    assert_eq!(call().await.code(), "request-in-progress");
-    sleep(secs(2)).await;
-    for _ in 0..2 {
-        let again = call().await;
-        assert!(again.is_replayed(), "{again:?}");
-        assert_eq!(again.body, "payment 1");
-    }
-    assert_eq!((executed.count(), nodes.locks()), (1, vec![0; 3]));
-}
-
-#[tokio::test(start_paused = true)]
 async fn inner_refusal_of_a_copied_request_is_outcome_unknown() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let executed = Executed::default();
@@ -410,35 +375,6 @@ async fn on_unavailable_proceed_still_executes_once() {
         assert_eq!(executed.count(), number + 1);
         assert!(pay(app, "/payments?account=1", &key).await.is_replayed());
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn outer_lock_lost_with_on_lost_notify_lets_the_execution_be_recorded() {
-    let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
-    let executed = Executed::default();
-    let counted = executed.clone();
-    let pay_there = post(
-        async move |Extension(execution): Extension<ExecutionHandle>| {
-            sleep(secs(20)).await;
-            assert!(execution.is_valid());
-            format!("payment {}", counted.one_more())
-        },
-    );
-    let app = Router::new().route("/payments", pay_there);
-    let outer = per_account(&redlock(&accounts)).on_lost(OnLost::Notify);
-    let app = app
-        .layer(once(&redlock(&records)).at_most_once(true))
-        .layer(outer);
-    let (first, ()) = tokio::join!(pay(&app, "/payments?account=1", "a"), async {
-        sleep(secs(1)).await;
-        (0..3).for_each(|node| accounts.wipe(node));
-    });
-    assert_eq!(first.body, "payment 1");
-    assert!(pay(&app, "/payments?account=1", "a").await.is_replayed());
-    assert_eq!(
-        [accounts, records].map(|nodes| nodes.locks()),
-        [[0; 3], [0; 3]]
-    );
 }
 
 #[tokio::test(start_paused = true)]

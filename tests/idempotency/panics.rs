@@ -1,7 +1,7 @@
 //! Panics of services, bodies and settings: locks are released, and nothing is executed twice.
 
 use std::convert::Infallible;
-use std::future::ready;
+use std::future::{Ready, ready};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,31 +20,14 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::SizeHint;
 use support::{Executed, ms, once, redlock, secs, set_all, three_nodes};
 use tokio::time::sleep;
-use tower::{Layer, Service, ServiceExt};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, LockKey, Locked, RedlockLayer, Rejection, RequestKind};
 
-use crate::payments::{Account, cloneable, counts_begun, pay, per_account};
-use crate::stack_payments::sized;
+use crate::payments::{Account, cloneable, counts_begun, pay, per_account, sized};
 
-#[derive(Clone)]
-struct PanicsIn(&'static str);
-
-impl<R> Service<R> for PanicsIn {
-    type Response = Response<String>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: R) -> Self::Future {
-        assert_ne!(self.0, "call", "as the test wants it");
-        ready(Ok(Response::default()))
-    }
-}
+type Answered = Result<Response<String>, Infallible>;
 
 #[tokio::test(start_paused = true)]
 async fn panic_in_call_releases_the_lock_before_catch_panic_answers() {
@@ -52,10 +35,13 @@ async fn panic_in_call_releases_the_lock_before_catch_panic_answers() {
     set_all(&nodes, OpKind::Release, Gate::Slow(ms(20)));
     let redlock = redlock(&nodes);
     let extractor = |_: &Parts| -> Option<LockKey> { panic!("as the test wants it") };
-    let second = RedlockLayer::new(redlock.clone(), extractor).layer(PanicsIn("never"));
+    let panicking = service_fn(|_: http::Request<String>| -> Ready<Answered> {
+        panic!("as the test wants it")
+    });
+    let second = RedlockLayer::new(redlock.clone(), extractor).layer(panicking);
     let caught = CatchPanicLayer::new();
     let request = || cloneable("/?account=1", "a");
-    let of_call = (caught, per_account(&redlock)).layer(PanicsIn("call"));
+    let of_call = (caught, per_account(&redlock)).layer(panicking);
     let of_key = (caught, per_account(&redlock)).layer(second);
     for turn in 0..2 {
         let answer = of_call.clone().oneshot(request()).await.unwrap();
@@ -75,7 +61,7 @@ async fn panic_in_poll_ready_releases_the_lock_before_catch_panic_answers() {
     impl<R> Service<R> for ReadyOnce {
         type Response = Response<String>;
         type Error = Infallible;
-        type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+        type Future = Ready<Answered>;
 
         fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
             let calls = self.0.fetch_add(1, Ordering::SeqCst);

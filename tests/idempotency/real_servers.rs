@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use support::http::{Client, Response};
-use support::{Cluster, MonitorLog, Proxy, ms, secs, until_all_up, wait_until};
+use support::{Cluster, Executed, MonitorLog, Proxy, ms, once, secs, until_all_up, wait_until};
 use tokio::time::{Instant, sleep};
-use tower_redlock::{IdempotencyLayer, RedlockLayer, key, scope};
+use tower_redlock::IdempotencyLayer;
 
 use crate::bank::{
-    Bank, KEY, NODE_TIMEOUT, PATIENCE, RETRIES, Server, as_recorded, is_contended, is_executed,
-    is_replayed, pay, pttl, record, redlock, said, wait_until_recorded,
+    KEY, NODE_TIMEOUT, PATIENCE, RETRIES, Server, as_recorded, is_contended, is_executed,
+    is_replayed, pay, redlock, routes, said,
 };
 
 /// A hundred clients of two servers, which send the same at once.
@@ -35,14 +35,14 @@ impl Crowd {
     }
 
     /// Sends duplicates until one is executed, and returns its answer.
-    async fn pay(&mut self, path: &str, key: &str, bank: &Bank) -> Response {
-        let before = bank.executed();
+    async fn pay(&mut self, path: &str, key: &str, bank: &Executed) -> Response {
+        let before = bank.count();
         for _ in 0..RETRIES {
             let headers = [(KEY, key)];
             let clients = self.clients.iter_mut();
             let asked = clients.map(|client| client.request("POST", path, &headers, b"amount=5"));
             let answers = join_all(asked).await;
-            let executed = bank.executed() - before;
+            let executed = bank.count() - before;
             let (winners, others): (Vec<_>, Vec<_>) = answers.into_iter().partition(is_executed);
             assert_eq!(winners.len(), executed, "{key}");
             assert!(executed <= 1, "{key} was executed {executed} times");
@@ -69,7 +69,7 @@ impl Crowd {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hundred_duplicates_execute_once_and_are_refused_or_replayed() {
     let mut cluster = Cluster::start(3);
-    let bank = Bank::default();
+    let bank = Executed::default();
     let servers = [
         Server::start(&cluster, &bank).await,
         Server::start(&cluster, &bank).await,
@@ -100,13 +100,13 @@ async fn hundred_duplicates_execute_once_and_are_refused_or_replayed() {
             server.replays(path, key, winner).await;
         }
     }
-    assert_eq!(bank.executed(), rounds);
+    assert_eq!(bank.count(), rounds);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_duplicates_all_get_the_recorded_response() {
     let cluster = Cluster::start(3);
-    let bank = Bank::default();
+    let bank = Executed::default();
     let start = || {
         let patient = |layer: IdempotencyLayer| layer.wait(secs(5));
         Server::start_with(&cluster, &bank, NODE_TIMEOUT, patient)
@@ -121,142 +121,29 @@ async fn waiting_duplicates_all_get_the_recorded_response() {
     assert_eq!(crowd.refused, 0);
     assert_eq!(crowd.without_winner, 0);
     assert_eq!(crowd.replayed, rounds * (CROWD - 1));
-    assert_eq!(bank.executed(), rounds);
+    assert_eq!(bank.count(), rounds);
     cluster.wait_until_free(PATIENCE).await;
 }
 
-// Rules: once.replay
 #[tokio::test]
-async fn record_survives_all_nodes_flushed_in_turn_with_replays_between() {
-    let cluster = Cluster::start(3);
-    let bank = Bank::default();
-    let server = Server::start(&cluster, &bank).await;
-    let first = server.pay("/payments", "a").await;
-    assert!(is_executed(&first), "{}", said(&first));
-    wait_until_recorded(&cluster).await;
-    for wiped in [0, 1, 2, 0, 1, 2] {
-        cluster.servers[wiped].command(&["FLUSHALL"]);
-        server.replays("/payments", "a", &first).await;
-        wait_until_recorded(&cluster).await;
-    }
-    // As far as it goes: two that forget between replays are a majority that knows of nothing. The
-    // third would tell, if it was heard in time.
-    for wiped in [0, 1] {
-        cluster.servers[wiped].command(&["FLUSHALL"]);
-    }
-    cluster.servers[2].stop();
-    let second = server.pay("/payments", "a").await;
-    assert!(is_executed(&second), "{}", said(&second));
-    assert_eq!(bank.executed(), 2);
-    cluster.servers[2].cont();
-}
-
-// Rules: once.repair
-#[tokio::test]
-async fn record_at_one_node_is_not_replayed_before_a_majority_has_it() {
-    for size in [0, 20_000] {
-        let cluster = Cluster::start(3);
-        let bank = Bank::default();
-        let (slow, urls) = cluster.behind_proxy(2).await;
-        let redlock = redlock(urls, 3, NODE_TIMEOUT).await;
-        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
-        let server = Server::serve(redlock, bank.routes().route_layer(layer)).await;
-        let path = format!("/payments?size={size}");
-        let first = server.pay(&path, "a").await;
-        wait_until_recorded(&cluster).await;
-        // As a server leaves it that dies after one node took its record.
-        let record = record(&cluster.servers[0]).unwrap();
-        let lock = record.strip_suffix(":done").unwrap();
-        for other in &cluster.servers[1..] {
-            other.command(&["DEL", &record]);
-            other.command(&["SET", lock, "foreign", "PX", "60000"]);
-        }
-        let refused = server.pay(&path, "a").await;
-        assert!(is_contended(&refused), "{}", said(&refused));
-        // By hand, what the ttl would do.
-        for other in &cluster.servers[1..] {
-            assert!(!other.exists(&record));
-            other.command(&["DEL", lock]);
-        }
-        // Were the two others a majority before the first is heard, it would be executed again: what a
-        // minority has is not decided.
-        slow.delay(ms(50));
-        server.replays(&path, "a", &first).await;
-        wait_until_recorded(&cluster).await;
-        let copies = cluster.servers.iter();
-        let mut copies: Vec<_> = copies.map(|node| node.command(&["GET", &record])).collect();
-        copies.dedup();
-        assert_eq!(copies.len(), 1, "{copies:?}");
-        assert_eq!(bank.executed(), 1);
-        cluster.wait_until_free(PATIENCE).await;
-    }
-}
-
-// Rules: node.copy
-#[tokio::test]
-async fn repaired_copies_of_a_record_expire_with_the_record() {
-    let cluster = Cluster::start(3);
-    let bank = Bank::default();
-    let retention = |time| move |layer: IdempotencyLayer| layer.retention(time);
-    let hour = retention(secs(3600));
-    let server = Server::start_with(&cluster, &bank, NODE_TIMEOUT, hour).await;
-    let first = server.pay("/payments", "a").await;
-    wait_until_recorded(&cluster).await;
-    let record = record(&cluster.servers[0]).unwrap();
-    for node in &cluster.servers {
-        let left = pttl(node, &record);
-        assert!((3_500_000..=3_600_000).contains(&left), "{left} ms");
-        // By hand, what an hour would do.
-        node.command(&["PEXPIRE", &record, "60000"]);
-    }
-    cluster.servers[0].command(&["FLUSHALL"]);
-    server.replays("/payments", "a", &first).await;
-    wait_until_recorded(&cluster).await;
-    let left = pttl(&cluster.servers[0], &record);
-    assert!((30_000..=60_000).contains(&left), "{left} ms");
-
-    let soon = retention(ms(500));
-    let forgetful = Server::start_with(&cluster, &bank, NODE_TIMEOUT, soon).await;
-    for node in &cluster.servers {
-        node.command(&["DEL", &record]);
-    }
-    assert!(is_executed(&forgetful.pay("/payments", "a").await));
-    let gone = || cluster.servers.iter().all(|node| !node.exists(&record));
-    wait_until("the records are gone", PATIENCE, gone).await;
-    assert!(is_executed(&forgetful.pay("/payments", "a").await));
-    assert_eq!(bank.executed(), 3);
-}
-
-#[tokio::test]
-async fn execution_costs_the_commands_of_a_lock_and_a_replay_half() {
+async fn execution_costs_two_commands_and_a_replay_one() {
     let cluster = Cluster::start(3);
     let logs: Vec<_> = cluster.servers.iter().map(MonitorLog::start).collect();
-    let bank = Bank::default();
+    let bank = Executed::default();
 
-    let alone = redlock(cluster.urls(), 3, NODE_TIMEOUT).await;
-    let layer = RedlockLayer::new(alone.clone(), key::header("idempotency-key"));
-    let alone = Server::serve(alone, bank.routes().route_layer(layer)).await;
-    let told = told_while(&logs, alone, "/payments", "lock").await;
-    for told in told {
-        assert_eq!(told.scripts.len(), 2, "ACQUIRE and RELEASE");
-        assert_eq!(told.others, [""; 0]);
-    }
     // The last is just within 16 KiB: 65 bytes of head, and what is not the body.
     for (path, key) in [("/payments", "a"), ("/payments?size=15900", "b")] {
         let first = Server::start(&cluster, &bank).await;
         let first = told_while(&logs, first, path, key).await;
         let replay = Server::start(&cluster, &bank).await;
         let replay = told_while(&logs, replay, path, key).await;
-        for ((first, replay), node) in first.iter().zip(&replay).zip(&cluster.servers) {
+        for (first, replay) in first.iter().zip(&replay) {
             assert_eq!(first.scripts.len(), 2, "ACQUIRE and RECORD");
             assert_ne!(first.scripts[0], first.scripts[1]);
             assert_eq!(replay.scripts, first.scripts[..1], "ACQUIRE");
             assert!(first.others.is_empty() && replay.others.is_empty());
             assert!(first.wrote);
             assert!(!replay.wrote, "a replay writes nothing");
-            let size = node.keys("*:done").into_iter();
-            let size = size.map(|record| node.command(&["STRLEN", &record]).as_int());
-            println!("{path}: {:?} bytes", size.max().flatten());
         }
     }
     // Too big to come with every answer: the rest is fetched by itself.
@@ -271,7 +158,7 @@ async fn execution_costs_the_commands_of_a_lock_and_a_replay_half() {
         fetched += replay.others.iter().filter(|verb| *verb == "get").count();
     }
     assert_eq!(fetched, 1, "from one node");
-    assert_eq!(bank.executed(), 4);
+    assert_eq!(bank.count(), 3);
 }
 
 /// What a node was told by a server.
@@ -324,12 +211,12 @@ async fn response_is_recorded_although_connections_break_while_recording() {
         let wires = cluster.proxies().await;
         let urls = wires.iter().map(Proxy::url).collect();
         let redlock = redlock(urls, 3, secs(2)).await;
-        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
-        let bank = Bank::default();
-        let server = Server::serve(redlock, bank.routes().route_layer(layer)).await;
+        let layer = once(&redlock);
+        let bank = Executed::default();
+        let server = Server::serve(redlock, routes(&bank).route_layer(layer)).await;
         let paying = pay(server.addr, "/payments?ms=300", "a");
         let breaking = async {
-            wait_until("executed", PATIENCE, || bank.executed() != 0).await;
+            wait_until("executed", PATIENCE, || bank.count() != 0).await;
             for wire in &wires[..lost] {
                 match arrives {
                     true => wire.delay(PATIENCE),
@@ -346,7 +233,7 @@ async fn response_is_recorded_although_connections_break_while_recording() {
         assert!(is_executed(&first), "{what}");
         let again = pay(server.addr, "/payments?ms=300", "a").await;
         assert!(is_replayed(&again), "{what}, then {}", said(&again));
-        assert_eq!(bank.executed(), 1);
+        assert_eq!(bank.count(), 1);
         cluster.wait_until_free(PATIENCE).await;
     }
 }
@@ -355,7 +242,7 @@ async fn response_is_recorded_although_connections_break_while_recording() {
 async fn hung_node_delays_neither_executions_nor_replays() {
     const NODE_TIMEOUT: Duration = secs(2);
     let cluster = Cluster::start(3);
-    let bank = Bank::default();
+    let bank = Executed::default();
     let server = Server::start_with(&cluster, &bank, NODE_TIMEOUT, |layer| layer).await;
     let before = server.pay("/payments", "before").await;
     for hung in 0..3 {
@@ -374,7 +261,7 @@ async fn hung_node_delays_neither_executions_nor_replays() {
         cluster.servers[hung].cont();
         until_all_up(&server.redlock, PATIENCE).await;
     }
-    assert_eq!(bank.executed(), 4);
+    assert_eq!(bank.count(), 4);
 }
 
 const CROWD: usize = 100;
@@ -388,7 +275,7 @@ fn rounds() -> usize {
 #[tokio::test]
 async fn retention_of_zero_and_duration_max_is_accepted_by_redis() {
     let cluster = Cluster::start(3);
-    let bank = Bank::default();
+    let bank = Executed::default();
     for retention in [Duration::ZERO, Duration::MAX] {
         let set = |layer: IdempotencyLayer| layer.retention(retention);
         let server = Server::start_with(&cluster, &bank, NODE_TIMEOUT, set).await;

@@ -4,19 +4,19 @@ use std::convert::Infallible;
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, DATE, ETAG, LINK,
-    LOCATION, SET_COOKIE, TRAILER, VARY,
+    CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, DATE, ETAG, LINK, LOCATION,
+    SET_COOKIE, TRAILER, VARY,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, SizeHint};
-use support::{Answer, Executed};
+use support::{Answer, Executed, request_with};
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 
-use crate::stack_payments::{answering, layer, pay, payment, sized};
+use crate::payments::{answering, layer, pay, request, sized};
 
 /// A body of some frames, which says how long it is.
 fn framed(frames: Vec<Result<Frame<Bytes>, &'static str>>, len: u64) -> Body {
@@ -107,10 +107,10 @@ async fn responses_of_all_shapes_are_replayed_unchanged() {
     for (what, shape) in shapes() {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let app = answering(&executed, shape).layer(layer(&nodes));
-        let first = pay(&app, "a").await;
+        let first = pay(&app, "/payments", "a").await;
         assert!(!first.is_replayed(), "{what}");
         for _ in 0..2 {
-            let again = pay(&app, "a").await;
+            let again = pay(&app, "/payments", "a").await;
             assert!(again.is_replayed(), "{what}: {}", again.code());
             assert_eq!(again.as_recorded(), first.as_recorded(), "{what}");
         }
@@ -141,7 +141,7 @@ async fn record_keeps_no_cookies_and_no_connection_headers() {
     };
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = answering(&executed, answer).layer(layer(&nodes));
-    let first = pay(&app, "a").await;
+    let first = pay(&app, "/payments", "a").await;
     let mut expected = first.headers.clone();
     for name in [
         "connection",
@@ -154,7 +154,7 @@ async fn record_keeps_no_cookies_and_no_connection_headers() {
     ] {
         assert!(expected.remove(name).is_some(), "{name}");
     }
-    let again = pay(&app, "a").await;
+    let again = pay(&app, "/payments", "a").await;
     assert!(again.is_replayed());
     assert_eq!(again.as_recorded().1, expected);
 }
@@ -167,17 +167,16 @@ async fn streamed_or_truncated_response_is_never_executed_again() {
         Body::from_stream(stream::iter(chunks)).into_response()
     };
     let app = answering(&executed, chunks).layer(layer(&nodes));
-    assert_eq!(pay(&app, "a").await.body, "paid");
-    assert_eq!(pay(&app, "a").await.code(), "result-not-kept");
+    assert_eq!(pay(&app, "/payments", "a").await.body, "paid");
+    assert_eq!(pay(&app, "/payments", "a").await.code(), "result-not-kept");
 
     let broken = || framed(vec![data("pa"), Err("the disk is gone")], 4).into_response();
     let app = answering(&executed, broken).layer(layer(&nodes));
-    let request = payment("/payments", "b").body(Body::from("amount=5"));
-    let Ok(first) = app.clone().oneshot(request.unwrap()).await;
+    let Ok(first) = app.clone().oneshot(request("/payments", "b")).await;
     assert_eq!(first.status(), StatusCode::OK);
     let error = first.into_body().collect().await.unwrap_err();
     assert!(format!("{error:?}").contains("the disk is gone"));
-    assert_eq!(pay(&app, "b").await.code(), "result-not-kept");
+    assert_eq!(pay(&app, "/payments", "b").await.code(), "result-not-kept");
     assert_eq!(executed.count(), 2);
 }
 
@@ -191,8 +190,7 @@ async fn unrecordable_status_streams_unchanged_and_frees_the_key_at_its_end() {
     };
     let app = answering(&executed, failing).layer(layer(&nodes));
     for time in 1..=2 {
-        let request = payment("/payments", "a").body(Body::empty()).unwrap();
-        let Ok(response) = app.clone().oneshot(request).await;
+        let Ok(response) = app.clone().oneshot(request("/payments", "a")).await;
         let mut body = response.into_body();
         let chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
         assert_eq!((chunk.as_ref(), executed.count()), (&b"sorry "[..], time));
@@ -204,8 +202,8 @@ async fn unrecordable_status_streams_unchanged_and_frees_the_key_at_its_end() {
     let failed = || (StatusCode::INTERNAL_SERVER_ERROR, "paid, but");
     let once = layer(&nodes).record_if(|_| true);
     let app = answering(&executed, failed).layer(once);
-    let first = pay(&app, "b").await;
-    let again = pay(&app, "b").await;
+    let first = pay(&app, "/payments", "b").await;
+    let again = pay(&app, "/payments", "b").await;
     assert!(again.is_replayed());
     assert_eq!(again.as_recorded(), first.as_recorded());
 }
@@ -228,8 +226,8 @@ async fn sensitive_header_is_replayed_as_sensitive() {
         response
     };
     let app = answering(&executed, secret).layer(layer(&nodes));
-    let first = pay(&app, "a").await;
-    let again = pay(&app, "a").await;
+    let first = pay(&app, "/payments", "a").await;
+    let again = pay(&app, "/payments", "a").await;
     assert_eq!(again.as_recorded(), first.as_recorded());
     for answer in [first, again] {
         let mut tokens = answer.headers.get_all("x-token").iter();
@@ -274,10 +272,12 @@ async fn grpc_status_decides_whether_a_call_is_recorded() {
                 let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
                 let app = answering(&executed, answer);
                 let app = app.layer(layer(&nodes).at_most_once(at_most_once));
-                let call = async || {
-                    let call = payment("/payments", "a").header(CONTENT_TYPE, "application/grpc");
-                    Answer::to(&app, call.body(Body::empty()).unwrap()).await
-                };
+                let headers = [
+                    ("idempotency-key", "a"),
+                    ("content-type", "application/grpc"),
+                ];
+                let call =
+                    async || Answer::to(&app, request_with("POST", "/payments", &headers)).await;
                 let first = call().await;
                 assert_eq!(first.code(), "");
                 let again = call().await;
