@@ -84,19 +84,6 @@ async fn dropping_the_future_at_any_poll_executes_at_most_once_and_leaves_no_key
     }
 }
 
-/// The first poll finds the key granted, and spawns the execution.
-#[tokio::test(start_paused = true)]
-async fn dropping_the_future_after_the_grant_executes_the_work() {
-    let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
-    let work = counter.clone();
-    let call = redlock.once("k").run(move |_| work.work(Duration::ZERO));
-    assert!(poll_times(&mut Box::pin(call), 1, 4).await.is_none());
-    sleep(ms(10)).await;
-    assert_eq!(counter.count(), 1);
-    let replayed = counter.run(redlock.once("k")).await;
-    assert_eq!(replayed, Ok(Outcome::Replayed(1)));
-}
-
 /// The caller is no task of the runtime that ends, so it does not end with it.
 #[test]
 fn a_runtime_that_ends_during_the_work_makes_its_outcome_unknown() {

@@ -226,47 +226,31 @@ async fn refusal_by_the_second_of_two_inner_locks_is_no_execution() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handler_that_ignores_its_lock_rejection_is_recorded() {
+async fn handler_that_ignores_its_lock_rejection_is_recorded_and_one_that_returns_it_is_no_execution()
+ {
     type Refused = LockedRejection<axum::extract::rejection::QueryRejection>;
-    let redlock = redlock(&ScriptedNodes::new(3));
-    let executed = Executed::default();
-    let counted = executed.clone();
-    let pay_anyway = async move |locked: Result<Locked<Query<Account>>, Refused>| {
-        let number = counted.one_more();
-        let without = if locked.is_err() { " without" } else { "" };
-        format!("payment {number}{without}")
-    };
-    let app = Router::new().route("/payments", post(pay_anyway));
-    let app = app
-        .with_state(redlock.clone())
-        .layer(once(&redlock).at_most_once(true));
-    let other = redlock.lock(("account", "1")).await.unwrap();
-    let target = "/payments?account=1";
-    assert_eq!(pay(&app, target, "a").await.body, "payment 1 without");
-    assert!(pay(&app, target, "a").await.is_replayed());
-    assert_eq!(executed.count(), 1);
-    drop(other);
-}
-
-#[tokio::test(start_paused = true)]
-async fn handler_that_returns_its_lock_rejection_is_no_execution() {
-    type Refused = LockedRejection<axum::extract::rejection::QueryRejection>;
-    let redlock = redlock(&ScriptedNodes::new(3));
-    let executed = Executed::default();
-    let counted = executed.clone();
-    let pay_locked = async move |locked: Result<Locked<Query<Account>>, Refused>| match locked {
-        Ok(_) => format!("payment {}", counted.one_more()).into_response(),
-        Err(refused) => refused.into_response(),
-    };
-    let app = Router::new().route("/payments", post(pay_locked));
-    let app = app.with_state(redlock.clone()).layer(map_response(rebuilt));
-    let app = app.layer(once(&redlock).at_most_once(true));
-    let other = redlock.lock(("account", "1")).await.unwrap();
-    let target = "/payments?account=1";
-    assert_eq!(pay(&app, target, "a").await.status, StatusCode::BAD_REQUEST);
-    other.release().await.unwrap();
-    assert_eq!(pay(&app, target, "a").await.body, "payment 1");
-    assert!(pay(&app, target, "a").await.is_replayed());
+    for ignores in [true, false] {
+        let redlock = redlock(&ScriptedNodes::new(3));
+        let executed = Executed::default();
+        let counted = executed.clone();
+        let pay_anyway = async move |locked: Result<Locked<Query<Account>>, Refused>| match locked {
+            Err(refused) if !ignores => refused.into_response(),
+            locked => format!("payment {} {}", counted.one_more(), locked.is_ok()).into_response(),
+        };
+        let app = Router::new().route("/payments", post(pay_anyway));
+        let app = app.with_state(redlock.clone()).layer(map_response(rebuilt));
+        let app = app.layer(once(&redlock).at_most_once(true));
+        let other = redlock.lock(("account", "1")).await.unwrap();
+        let target = "/payments?account=1";
+        let first = pay(&app, target, "a").await;
+        assert_eq!(first.status, StatusCode::BAD_REQUEST, "as all are made");
+        other.release().await.unwrap();
+        let again = pay(&app, target, "a").await;
+        assert_eq!(again.is_replayed(), ignores);
+        assert_eq!(again.body, format!("payment 1 {}", !ignores));
+        assert!(pay(&app, target, "a").await.is_replayed());
+        assert_eq!(executed.count(), 1);
+    }
 }
 
 fn scoped(redlock: &Redlock, header: &'static str) -> IdempotencyLayer {

@@ -87,7 +87,7 @@ async fn nothing_is_left(nodes: &ScriptedNodes, redlock: &Redlock, what: &str) {
 async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: bool) {
     for gates in all_gates() {
         for polls in 0.. {
-            let what = format!("{gates:?} after {polls} polls");
+            let what = format!("{keys:?}, {fencing}, {uneven}, {gates:?} after {polls} polls");
             let nodes = ScriptedNodes::new(3);
             if uneven {
                 spread_fences(&nodes, keys[0]);
@@ -117,28 +117,12 @@ async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: b
 
 // Rules: lock.release
 #[tokio::test(start_paused = true)]
-async fn acquisition_dropped_at_any_poll_leaves_no_key() {
-    drop_the_acquisition_everywhere(&["k"], true, false).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn acquisition_dropped_in_its_second_phase_leaves_no_key() {
-    drop_the_acquisition_everywhere(&["k"], true, true).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn acquisition_without_fencing_dropped_at_any_poll_leaves_no_key() {
+async fn acquisition_dropped_at_any_poll_of_either_phase_leaves_no_key() {
+    for keys in [&["k"][..], &["k", "l"]] {
+        drop_the_acquisition_everywhere(keys, true, false).await;
+        drop_the_acquisition_everywhere(keys, true, true).await;
+    }
     drop_the_acquisition_everywhere(&["k"], false, false).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn lock_all_dropped_at_any_poll_leaves_no_key() {
-    drop_the_acquisition_everywhere(&["k", "l"], true, false).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn lock_all_dropped_in_its_second_phase_leaves_no_key() {
-    drop_the_acquisition_everywhere(&["k", "l"], true, true).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -270,50 +254,6 @@ async fn release_dropped_at_any_poll_releases_every_node_that_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn release_of_a_bare_majority_dropped_at_any_poll_releases_every_node() {
-    let in_time = |gate: &&Gate| {
-        matches!(gate, Gate::Ready | Gate::Slow(_)) && **gate != Gate::Slow(TOO_SLOW)
-    };
-    // Of guards, and of releases that were dropped before they were done.
-    let (mut by_all, mut by_majority, mut cut_short, mut done) = (0, 0, 0, 0);
-    for gates in all_gates() {
-        let granting = gates.iter().filter(in_time).count();
-        // How often the release is polled; the acquisition itself is awaited.
-        for polls in [0, 1, 2, 3, 4, 8, 12, 24] {
-            let what = format!("{gates:?} after {polls} polls");
-            let nodes = ScriptedNodes::new(3);
-            set_all(&nodes, gates);
-            let redlock = builder(&nodes).build().unwrap();
-            let guard = match redlock.try_lock("k").await {
-                Ok(guard) => guard,
-                Err(refused) => {
-                    assert!(granting < 2, "{what}: {refused}");
-                    break;
-                }
-            };
-            match granting {
-                2 => by_majority += 1,
-                3 => by_all += 1,
-                few => panic!("{what}: {few} are no majority"),
-            }
-            let mut releasing = Box::pin(guard.release());
-            match poll_times(&mut releasing, polls, 4).await {
-                Some(_) => done += 1,
-                None => cut_short += 1,
-            }
-            drop(releasing);
-            nothing_is_left(&nodes, &redlock, &what).await;
-        }
-    }
-    // Two of the seven kinds of nodes vote in time.
-    assert_eq!((by_majority, by_all), (3 * 2 * 2 * 5 * 8, 2 * 2 * 2 * 8));
-    assert!(
-        cut_short > 100 && done > 100,
-        "{cut_short} cut short, {done} done"
-    );
-}
-
-#[tokio::test(start_paused = true)]
 async fn guard_dropped_during_a_renewal_leaves_no_key() {
     for gates in all_gates() {
         for after in [0, 10, 50, 60] {
@@ -405,9 +345,10 @@ async fn panic_while_renewing_resolves_lost_and_never_releases_under_the_guard()
     let refused = elsewhere.try_lock("k").await;
     assert_matches!(refused, Err(LockError::Contended { .. }));
     // The front of this process is free: the nodes are asked.
-    let asked = nodes.sent(0, OpKind::Acquire);
+    let (asked, began) = (nodes.sent(0, OpKind::Acquire), Instant::now());
     assert!(redlock.try_lock("k").await.is_err());
     assert!(nodes.sent(0, OpKind::Acquire) > asked);
+    assert!(began.elapsed() <= NODE_TIMEOUT);
 
     // By the ttl of the renewal that one node carried out, at the latest.
     sleep(TTL).await;

@@ -249,25 +249,6 @@ async fn set_beside_many_single_lockers_is_granted() {
     lockers.shutdown().await;
 }
 
-/// Two sets that keep their permits take them in the same order.
-#[tokio::test(start_paused = true)]
-async fn sets_that_were_too_late_do_not_wait_in_a_circle() {
-    let redlock = redlock(&ScriptedNodes::new(3));
-    let mut sets = JoinSet::new();
-    for number in 0..12 {
-        let redlock = redlock.clone();
-        sets.spawn(async move {
-            let keys = [["a", "b"], ["b", "c"], ["c", "a"]][number % 3];
-            for _ in 0..20 {
-                let guard = redlock.lock_all(keys).wait(secs(600)).await.unwrap();
-                sleep(ms(3)).await;
-                drop(guard);
-            }
-        });
-    }
-    timeout(secs(60), sets.join_all()).await.unwrap();
-}
-
 /// The future of a caller that asks may not be polled again, and its place in the queue is not given up either.
 #[tokio::test(start_paused = true)]
 async fn caller_whose_future_is_not_polled_does_not_keep_others_from_the_key() {

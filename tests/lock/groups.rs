@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use support::{assert_matches, ms, secs, set_all};
+use support::{assert_matches, ms, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -153,34 +153,6 @@ async fn no_key_stays_locked_if_one_group_refuses() {
     assert!(redlock.try_lock(&keys[0]).await.is_ok());
 }
 
-#[tokio::test(start_paused = true)]
-async fn dropped_request_leaves_no_key_in_any_group() {
-    let (groups, redlock, keys) = with_keys::<2>().await;
-    let held = redlock.lock(&keys[1]).await.unwrap();
-    let asked = timeout(ms(100), redlock.lock_all(&keys)).await;
-    assert!(asked.is_err(), "the second group is locked");
-    drop(held);
-    sleep(ms(10)).await;
-    assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
-    assert!(redlock.lock_all(&keys).wait(ms(0)).await.is_ok());
-}
-
-#[tokio::test(start_paused = true)]
-async fn lock_over_several_groups_waits_for_each_of_them() {
-    let (_groups, redlock, keys) = with_keys::<2>().await;
-    for key in &keys {
-        let held = redlock.lock(key).await.unwrap();
-        let token = held.fencing_token();
-        let waiting = tokio::spawn(redlock.lock_all(&keys).into_future());
-        sleep(ms(300)).await;
-        drop(held);
-        let guard = waiting.await.unwrap().unwrap();
-        assert!(guard.fencing_token() > token);
-        drop(guard);
-        sleep(ms(1)).await;
-    }
-}
-
 /// The fence of the second group is far ahead, so the first one gets the token of the second.
 #[tokio::test(start_paused = true)]
 async fn all_groups_get_the_highest_token() {
@@ -202,18 +174,6 @@ async fn all_groups_get_the_highest_token() {
     assert!(later.fencing_token() > token);
 }
 
-/// A fence that cannot be raised is no lock.
-#[tokio::test(start_paused = true)]
-async fn token_that_a_group_does_not_take_is_not_granted() {
-    let (groups, redlock, keys) = with_keys::<2>().await;
-    Foreign::raise_fences(&keys[1], &groups[1], 8_000_000_000_000_000);
-    set_all(&groups[0], OpKind::Confirm, Gate::Never);
-    let refused = redlock.lock_all(&keys).await;
-    assert_matches!(refused, Err(LockError::Unavailable { .. }));
-    sleep(ms(1)).await;
-    assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
-}
-
 #[tokio::test(start_paused = true)]
 async fn loss_in_one_group_is_the_loss_of_the_lock() {
     for lost in 0..2 {
@@ -229,21 +189,6 @@ async fn loss_in_one_group_is_the_loss_of_the_lock() {
         sleep(ms(1)).await;
         assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
     }
-}
-
-/// The validity is that of the group that ends first.
-#[tokio::test(start_paused = true)]
-async fn validity_ends_with_the_first_group() {
-    let groups = groups::<2>();
-    let redlock = builder(&groups).renew(false).build().unwrap();
-    let keys = keys_of(&redlock, 2).await;
-    (0..3).for_each(|node| groups[1].set_for(node, OpKind::Acquire, Gate::Slow(ms(40))));
-    let asked = Instant::now();
-    let guard = redlock.lock_all(&keys).await.unwrap();
-    assert!(guard.valid_for() < secs(10) - asked.elapsed());
-    let reason = guard.lost().await;
-    assert_eq!(reason, LostReason::Expired);
-    assert!(asked.elapsed() < secs(10));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,9 +1,9 @@
 //! `LockHandle`: what a non-owning view of a lock reports, and `upgrade`.
 
 use support::secs;
-use tokio::time::{Instant, sleep};
-use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{AlreadyReleased, ExtendError, LostReason, Redlock, Released};
+use tokio::time::sleep;
+use tower_redlock::test_util::{Gate, OpKind};
+use tower_redlock::{AlreadyReleased, ExtendError, LostReason, Released};
 
 use crate::common::processes;
 
@@ -53,20 +53,4 @@ async fn lock_handle_does_not_keep_the_lock() {
     assert_eq!(handle.lost().await, LostReason::Released);
     assert_eq!(handle.upgrade().unwrap_err(), AlreadyReleased);
     assert_eq!(nodes.locks(), [0, 0, 0]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn lock_handle_reports_the_release_before_nodes_have_confirmed_it() {
-    let nodes = ScriptedNodes::new(3);
-    let node_timeout = secs(2);
-    let builder = Redlock::builder().scripted(&nodes);
-    let redlock = builder.node_timeout(node_timeout).build().unwrap();
-    let guard = redlock.try_lock("k").await.unwrap();
-    (0..2).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Mute));
-    let lost = guard.handle().lost();
-    let began = Instant::now();
-    drop(guard);
-    // Another one may have it from now on.
-    assert_eq!(lost.await, LostReason::Released);
-    assert!(began.elapsed() < node_timeout / 10);
 }

@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use support::{Log, ms, secs, subscribe};
+use support::{Log, ms, secs};
 use tokio::time::sleep;
 use tower_redlock::protocol::message::{Op, SharedOp};
 use tower_redlock::protocol::{Holder, Namespace, OwnerToken, Shown};
@@ -172,16 +172,11 @@ async fn inspection_names_all_holders() {
 
 #[tokio::test(start_paused = true)]
 async fn log_of_a_refused_caller_names_the_holder() {
-    let log = Log::default();
     let nodes = ScriptedNodes::new(3);
     let [one, other] = labelled(&nodes);
     let lock = |redlock: &Redlock| redlock.try_lock(("account", "ann@example.com")).label("k");
     let _guard = lock(&one).note("POST /x").await.unwrap();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_max_level(Level::DEBUG);
-    let subscriber = subscriber.with_ansi(false);
-    let subscriber = subscriber.with_writer(move || writer.clone());
-    let _subscribed = subscribe(subscriber.finish());
+    let (log, _subscribed) = Log::with_spans(Level::DEBUG);
     assert!(lock(&other).await.is_err());
     let once = |redlock: &Redlock| redlock.once("k").note("POST /y");
     let execution = once(&one).run(async move |_| {

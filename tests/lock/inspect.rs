@@ -266,31 +266,18 @@ async fn revoke_of_a_free_key_is_no_error() {
     }
     // That no majority knows of a lock is another thing.
     nodes.set(1, Gate::Failing);
-    let refused = redlock.revoke("k").await;
-    assert_matches!(refused, Err(LockError::Unavailable { .. }));
-    // It changes nothing.
-    (0..3).for_each(|node| nodes.set(node, Gate::Ready));
-    assert_eq!(nodes.sent(2, OpKind::Revoke), 0);
-    assert_eq!(redlock.inspect("k").await.fencing_token(), before);
-    assert!(redlock.try_lock("k").await.unwrap().fencing_token() > before);
-}
-
-#[tokio::test(start_paused = true)]
-async fn revoke_needs_a_majority_and_names_the_nodes_that_failed() {
-    let (nodes, [redlock, other]) = processes();
-    let guard = redlock.try_lock("k").await.unwrap();
-    nodes.set(0, Gate::Failing);
-    let revoked = redlock.revoke("k").await.unwrap();
-    assert_eq!((revoked.held, revoked.failures.len()), (2, 1));
-    drop(guard);
-    nodes.set(1, Gate::Failing);
-    let refused = other.revoke("k").await.unwrap_err();
+    let refused = redlock.revoke("k").await.unwrap_err();
     match &refused {
         LockError::Unavailable {
             reached: 1, nodes, ..
         } => assert_eq!(nodes.len(), 2),
         _ => panic!("{refused}"),
     }
+    // It changes nothing.
+    (0..3).for_each(|node| nodes.set(node, Gate::Ready));
+    assert_eq!(nodes.sent(2, OpKind::Revoke), 0);
+    assert_eq!(redlock.inspect("k").await.fencing_token(), before);
+    assert!(redlock.try_lock("k").await.unwrap().fencing_token() > before);
 }
 
 /// Also in the process of the old holder, who still has its guard.

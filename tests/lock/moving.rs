@@ -1,16 +1,15 @@
 //! `moving_to`: processes that know the present groups, both, or the new ones, while keys move.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use support::{assert_matches, ms, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::deadpool_redis::{Config, ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    FencingToken, KeyState, LockError, LockGuard, LockKey, LostReason, NodeGroup, OnceError,
-    Outcome, Readiness, Redlock, RedlockBuilder, Released,
+    FencingToken, KeyState, LockError, LockKey, LostReason, NodeGroup, OnceError, Outcome,
+    Readiness, Redlock, RedlockBuilder, Released,
 };
 
 use crate::common::Foreign;
@@ -492,75 +491,6 @@ async fn leaders_of_different_steps_exclude_each_other() {
         }));
     }
     sleep(secs(20)).await;
-}
-
-/// What a storage sees while all processes change to the new groups, as the procedure has it.
-#[derive(Debug, Default)]
-struct Storage {
-    inside: BTreeMap<LockKey, usize>,
-    tokens: BTreeMap<LockKey, FencingToken>,
-    grants: usize,
-}
-
-impl Storage {
-    fn enter(&mut self, guard: &LockGuard, process: usize) {
-        let token = guard.fencing_token().unwrap();
-        for key in guard.keys() {
-            let other = self.inside.insert(key.clone(), process);
-            assert_eq!(other, None, "two hold {key:?}");
-            let last = self.tokens.insert(key.clone(), token);
-            assert!(last < Some(token), "{key:?}: {last:?} before {token}");
-        }
-        self.grants += 1;
-    }
-}
-
-/// One, two, three groups and back to two, with a process at a time.
-#[tokio::test(start_paused = true)]
-async fn groups_change_under_load_without_two_holders() {
-    let all = groups::<3>();
-    let storage = Arc::new(Mutex::new(Storage::default()));
-    let mut layouts = vec![builder(&all[..1])];
-    for [from, to] in [[1, 2], [2, 3], [3, 2]] {
-        layouts.push(builder(&all[..from]).moving_to(named(&all[..to])));
-        layouts.push(builder(&all[..to]));
-    }
-    let mut running: Vec<Option<(Redlock, tokio::task::JoinHandle<()>)>> = vec![None, None, None];
-    for layout in layouts {
-        for (process, running) in running.iter_mut().enumerate() {
-            if let Some((redlock, load)) = running.take() {
-                assert!(redlock.drain(secs(30)).await.is_clean());
-                load.await.unwrap();
-            }
-            let redlock = layout.clone().build().unwrap();
-            let load = load(redlock.clone(), Arc::clone(&storage), process);
-            *running = Some((redlock, tokio::spawn(load)));
-            sleep(secs(1)).await;
-        }
-        // The ttl and `max_hold`, which no lock reaches here.
-        sleep(secs(10)).await;
-    }
-    let grants = storage.lock().unwrap().grants;
-    assert!(grants > 2_000, "{grants}");
-}
-
-/// Locks keys until the process is drained.
-async fn load(redlock: Redlock, storage: Arc<Mutex<Storage>>, process: usize) {
-    for round in 0.. {
-        let number = (round * 7 + process) % 5;
-        let keys = [("account", number), ("account", (number + round % 3) % 5)];
-        let guard = match redlock.lock_all(keys).await {
-            Ok(guard) => guard,
-            Err(LockError::Closed) => return,
-            Err(error) => panic!("{error}"),
-        };
-        storage.lock().unwrap().enter(&guard, process);
-        sleep(ms(5)).await;
-        for key in guard.keys() {
-            storage.lock().unwrap().inside.remove(key);
-        }
-        guard.release().await.unwrap();
-    }
 }
 
 /// So the wait before the new processes begin counts the longest of these times too.

@@ -2,11 +2,11 @@
 
 use std::pin::pin;
 
-use support::{ms, secs, set_all};
+use support::{ms, secs};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::{sleep, timeout};
-use tower_redlock::test_util::{Gate, OpKind};
-use tower_redlock::{LockGuard, LostReason, Redlock, ReleaseError, Released};
+use tower_redlock::test_util::OpKind;
+use tower_redlock::{LockGuard, LostReason, Redlock, ReleaseError};
 
 use crate::common::process_with;
 
@@ -46,49 +46,6 @@ async fn locks_have_tasks_from_their_first_renewal_on() {
     sleep(ms(10)).await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
     assert_eq!(tasks(), 0);
-}
-
-/// The caller polls the release itself, for as long as it waits.
-#[tokio::test(start_paused = true)]
-async fn release_goes_on_when_its_caller_has_its_outcome_or_goes_away() {
-    for waits in [ms(0), ms(5), ms(20)] {
-        let (nodes, redlock) = process_with(|builder| builder);
-        let guard = lock(&redlock, 1).await;
-        set_all(&nodes, OpKind::Release, Gate::Slow(ms(10)));
-        nodes.set_for(0, OpKind::Release, Gate::Slow(ms(30)));
-        let released = timeout(waits, guard.release()).await;
-        assert_eq!(
-            released.ok(),
-            (waits > ms(10)).then_some(Ok(Released::Freed))
-        );
-        sleep(ms(40)).await;
-        assert_eq!(nodes.locks(), [0, 0, 0], "{waits:?}");
-        let drained = redlock.drain(secs(1)).await;
-        assert!(drained.is_clean() && drained.lagging_nodes.is_empty());
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn release_of_one_share_of_a_lock_at_rest_leaves_it_to_the_other() {
-    let (nodes, redlock) = process_with(|builder| builder.ttl(secs(9)));
-    let guard = lock(&redlock, 1).await;
-    let other = guard.handle().upgrade().unwrap();
-    let released = timeout(secs(1), guard.release()).await;
-    assert_eq!(released, Ok(Ok(Released::Shared)));
-    sleep(secs(20)).await;
-    assert!(other.is_valid() && nodes.locks() == [1, 1, 1]);
-    assert_eq!(other.release().await, Ok(Released::Freed));
-}
-
-#[tokio::test(start_paused = true)]
-async fn panic_in_a_release_is_the_loss_of_the_lock() {
-    let (nodes, redlock) = process_with(|builder| builder);
-    let guard = lock(&redlock, 1).await;
-    nodes.set_for(0, OpKind::Release, Gate::Panic);
-    let lost = ReleaseError::Lost(LostReason::Abandoned);
-    assert_eq!(guard.release().await, Err(lost));
-    nodes.set(0, Gate::Ready);
-    assert!(redlock.try_lock(1).wait(secs(20)).await.is_ok());
 }
 
 fn runtime() -> Runtime {

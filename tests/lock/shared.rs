@@ -195,21 +195,6 @@ async fn sequential_client_does_not_meet_its_own_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sets_are_shared_all_or_nothing() {
-    let (_nodes, [one, other]) = processes();
-    let alone = other.try_lock("b").await.unwrap();
-    assert!(one.lock_all(["a", "b"]).shared().wait(ms(0)).await.is_err());
-    assert!(other.try_lock("a").await.is_ok());
-    drop(alone);
-    let set = one.lock_all(["a", "b"]).shared().wait(secs(5));
-    let set = set.await.unwrap();
-    assert!(other.try_lock("a").shared().await.is_ok());
-    assert!(other.try_lock("b").await.is_err());
-    drop(set);
-    assert!(other.lock_all(["a", "b"]).wait(secs(5)).await.is_ok());
-}
-
-#[tokio::test(start_paused = true)]
 async fn exclusive_locks_send_what_they_sent_without_readers() {
     let (nodes, [one, other]) = processes();
     let guard = one.try_lock("k").await.unwrap();

@@ -1,8 +1,6 @@
 //! Slots of a key, of which several callers hold one each, with embedded nodes on a paused clock.
 
 use std::future::IntoFuture;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use support::{assert_matches, ms, secs};
 use tokio::time::{Instant, sleep};
@@ -76,37 +74,6 @@ async fn a_slot_that_is_free_at_a_majority_is_found_while_a_node_is_down() {
     nodes.set(1, Gate::Failing);
     let refused = other.try_lock("k").slots(2).await;
     assert_matches!(refused, Err(LockError::Unavailable { .. }));
-}
-
-#[tokio::test(start_paused = true)]
-async fn callers_that_wait_get_each_slot_that_becomes_free() {
-    let nodes = ScriptedNodes::new(3);
-    let processes = processes_of::<3>(&nodes);
-    let inside = Arc::new(AtomicUsize::new(0));
-    let most = Arc::new(AtomicUsize::new(0));
-    let began = Instant::now();
-    let clients: Vec<_> = (0..30)
-        .map(|number| {
-            let redlock = processes[number % 3].clone();
-            let (inside, most) = (Arc::clone(&inside), Arc::clone(&most));
-            tokio::spawn(async move {
-                let guard = redlock.lock("k").slots(3).wait(secs(60)).await.unwrap();
-                let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
-                most.fetch_max(now, Ordering::SeqCst);
-                sleep(ms(100)).await;
-                inside.fetch_sub(1, Ordering::SeqCst);
-                guard.release().await.unwrap();
-            })
-        })
-        .collect();
-    for client in clients {
-        client.await.unwrap();
-    }
-    assert_eq!(most.load(Ordering::SeqCst), 3);
-    // Ten holds of 100 ms in each slot, and the hand-overs.
-    let elapsed = began.elapsed();
-    assert!(elapsed < ms(1_500), "{elapsed:?}");
-    assert_eq!(nodes.locks(), [0; 3]);
 }
 
 #[tokio::test(start_paused = true)]

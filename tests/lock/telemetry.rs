@@ -1,24 +1,20 @@
 //! Metrics and spans of locks: counts that add up, and one span per lock without its key.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::FromRequestParts;
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use support::{ms, secs, set_all, subscribe};
+use metrics_util::debugging::DebuggingRecorder;
+use support::{Log, ms, numbers, paused_runtime, recorded, recording, secs, set_all};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, LockKeys, LockOptions, LockResource,
-    Locked, OnUnavailable, OnceError, Redlock, RedlockLayer, RunToCompletion, key, scope,
+    Locked, OnUnavailable, Redlock, RedlockLayer, RunToCompletion, key, scope,
 };
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level};
-use tracing_subscriber::layer::{Context, SubscriberExt};
-use tracing_subscriber::registry::LookupSpan;
+use tracing::Level;
 
 const TTL: Duration = secs(3);
 
@@ -26,54 +22,11 @@ fn redlock(nodes: &ScriptedNodes) -> Redlock {
     Redlock::builder().scripted(nodes).ttl(TTL).build().unwrap()
 }
 
-/// Runs a test on a paused clock with a recorder of its own, and returns what was recorded: numbers
-/// by name and labels, of histograms how many values there are.
-fn recorded(test: impl Future<Output = ()>) -> BTreeMap<String, u64> {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    let runtime = paused_runtime();
-    metrics::with_local_recorder(&recorder, || runtime.block_on(test));
-    numbers(&snapshotter)
-}
-
-fn paused_runtime() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_time().start_paused(true).build().unwrap()
-}
-
-fn numbers(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
-    let snapshot = snapshotter.snapshot().into_vec().into_iter();
-    let numbers = snapshot.map(|(key, _, _, value)| {
-        let key = key.key();
-        let labels = key.labels().map(|label| label.value().to_owned());
-        let labels = labels.collect::<Vec<_>>().join(",");
-        let number = match value {
-            DebugValue::Counter(count) => count,
-            #[allow(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "counts in a gauge are small and whole"
-            )]
-            DebugValue::Gauge(number) => number.into_inner() as u64,
-            DebugValue::Histogram(values) => values.len() as u64,
-        };
-        (format!("{}{{{labels}}}", key.name()), number)
-    });
-    numbers.collect()
-}
-
 #[track_caller]
 fn assert_numbers(numbers: &BTreeMap<String, u64>, expected: &[(&str, u64)]) {
     for (name, number) in expected {
         assert_eq!(numbers.get(*name), Some(number), "{name} of {numbers:#?}");
     }
-}
-
-/// Runs a test on a paused clock, which may look at the numbers at any time.
-fn recording<F: Future<Output = ()>>(test: impl FnOnce(Snapshotter) -> F) {
-    let recorder = DebuggingRecorder::new();
-    let test = test(recorder.snapshotter());
-    metrics::with_local_recorder(&recorder, || paused_runtime().block_on(test));
 }
 
 /// That of a lease is its own group, and that of an outcome the group that was asked last.
@@ -371,20 +324,6 @@ impl<S: Sync> FromRequestParts<S> for Cart {
 }
 
 #[test]
-fn unrecorded_outcomes_of_once_are_counted() {
-    let numbers = recorded(async {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = redlock(&nodes);
-        let run = |key| redlock.once(key).run(async |_| Ok::<_, ()>(1));
-        assert!(run("recorded").await.is_ok());
-        (0..3).for_each(|node| nodes.set_for(node, OpKind::Record, Gate::Failing));
-        let unrecorded = run("unrecorded").await;
-        assert_eq!(unrecorded, Err(OnceError::Unrecorded(1)));
-    });
-    assert_eq!(numbers.get("redlock_unrecorded_total{}"), Some(&1));
-}
-
-#[test]
 fn counters_are_registered_before_they_count() {
     let numbers = recorded(async {
         let redlock = redlock(&ScriptedNodes::new(3));
@@ -420,54 +359,9 @@ fn counters_are_registered_before_they_count() {
     }
 }
 
-/// Notes the fields of spans.
-#[derive(Clone, Default)]
-struct Spans(Arc<Mutex<BTreeMap<u64, BTreeMap<String, String>>>>);
-
-struct Note<'a>(&'a mut BTreeMap<String, String>);
-
-impl Visit for Note<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        self.0.insert(field.name().to_owned(), format!("{value:?}"));
-    }
-}
-
-/// Notes the levels and fields of events.
-#[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<(Level, BTreeMap<String, String>)>>>);
-
-impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Events {
-    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut fields = BTreeMap::new();
-        event.record(&mut Note(&mut fields));
-        let span = context.current_span();
-        let span = span.metadata().map_or("none", |span| span.name());
-        fields.insert("span".to_owned(), span.to_owned());
-        let level = *event.metadata().level();
-        self.0.lock().unwrap().push((level, fields));
-    }
-}
-
-impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Spans {
-    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
-        let mut spans = self.0.lock().unwrap();
-        let fields = spans.entry(id.into_u64()).or_default();
-        let name = attributes.metadata().name();
-        fields.insert("name".to_owned(), name.to_owned());
-        attributes.record(&mut Note(fields));
-    }
-
-    fn on_record(&self, id: &Id, values: &Record<'_>, _: Context<'_, S>) {
-        let mut spans = self.0.lock().unwrap();
-        values.record(&mut Note(spans.entry(id.into_u64()).or_default()));
-    }
-}
-
 #[test]
 fn lock_span_records_the_outcome_and_the_key_only_on_request() {
-    let spans = Spans::default();
-    let subscriber = tracing_subscriber::registry().with(spans.clone());
-    let _guard = subscribe(subscriber);
+    let (log, _guard) = Log::with_spans(Level::DEBUG);
     let token = paused_runtime().block_on(async {
         let nodes = ScriptedNodes::new(3);
         let told = Redlock::builder().scripted(&nodes).log_keys(true);
@@ -480,38 +374,34 @@ fn lock_span_records_the_outcome_and_the_key_only_on_request() {
         guard.release().await.unwrap();
         token
     });
-    let spans = spans.0.lock().unwrap();
-    let has = |span: &BTreeMap<_, _>, field, value: &str| span.get(field) == Some(&value.into());
-    let of_outcome = |outcome: &str| {
-        let mut of_job = spans
-            .values()
-            .filter(|span| has(span, "resource", "\"job\""));
-        of_job.find(|span| has(span, "outcome", outcome)).unwrap()
+    let text = log.text();
+    let span_with = |fields: &[&str]| {
+        let mut ends = text.lines().filter(|line| line.contains(": close "));
+        let span = ends.find(|line| fields.iter().all(|field| line.contains(field)));
+        span.unwrap_or_else(|| panic!("no {fields:?}: {text}"))
     };
-    let granted = of_outcome("\"granted\"");
-    let token = token.to_string();
-    for (field, value) in [
-        ("name", "redlock.lock"),
-        ("resource", "\"job\""),
-        ("quorum.nodes", "3"),
-        ("quorum.granted", "2"),
-        ("wait_ms", "0"),
-        ("hold_ms", "70"),
-        ("fencing_token", &token),
+    let granted = span_with(&["resource=\"job\"", "outcome=\"granted\""]);
+    let token = format!("fencing_token={token}");
+    for field in [
+        "redlock.lock{",
+        "quorum.nodes=3",
+        "quorum.granted=2",
+        "wait_ms=0",
+        "hold_ms=70",
+        &token,
     ] {
-        assert_eq!(granted[field], value, "{field}");
+        assert!(granted.contains(field), "{field}: {granted}");
     }
-    assert!(!of_outcome("\"contended\"").contains_key("fencing_token"));
-    assert!(!granted.contains_key("key"));
-    assert!(!format!("{spans:?}").contains("secret"));
-    let told = spans.values().find_map(|span| span.get("key"));
-    assert_eq!(told.unwrap(), r#"[LockKey("public")]"#);
+    let contended = span_with(&["outcome=\"contended\""]);
+    assert!(!contended.contains("fencing_token"), "{contended}");
+    assert!(!granted.contains("key="), "{granted}");
+    assert!(!text.contains("secret"), "{text}");
+    span_with(&[r#"key=[LockKey("public")]"#]);
 }
 
 #[test]
 fn each_granted_or_refused_lock_is_one_debug_event() {
-    let events = Events::default();
-    let _guard = subscribe(tracing_subscriber::registry().with(events.clone()));
+    let (log, _guard) = Log::with_spans(Level::DEBUG);
     let [token, once] = paused_runtime().block_on(async {
         let nodes = ScriptedNodes::new(3);
         let redlock = redlock(&nodes);
@@ -531,21 +421,39 @@ fn each_granted_or_refused_lock_is_one_debug_event() {
         let token = guard.fencing_token().unwrap().to_string();
         [token, executed.into_inner()]
     });
-    let events = std::mem::take(&mut *events.0.lock().unwrap());
-    let reported = events.into_iter().filter_map(|(level, mut fields)| {
-        assert!(level >= Level::DEBUG, "{level} {fields:?}");
-        assert_eq!(fields.get("span")?, "redlock.lock");
-        let mut field = |name| fields.remove(name).unwrap_or_default();
-        let fields = ["message", "resource", "outcome", "fencing_token", "wait_ms"];
-        Some(fields.map(&mut field))
-    });
+    let text = log.text();
+    let events = text.lines().filter(|line| !line.contains(": close "));
+    let events: Vec<_> = events.collect();
+    assert!(
+        events
+            .iter()
+            .all(|line| line.contains("DEBUG redlock.lock{")),
+        "{text}"
+    );
+    let granted = |token| format!("outcome=\"granted\" fencing_token={token} wait_ms=0");
+    let (granted, once) = (granted(token), granted(once));
     let expected = [
-        ["lock acquired", "\"event\"", "\"granted\"", &token, "0"],
-        ["lock refused", "\"event\"", "\"contended\"", "", "300"],
-        ["lock abandoned", "\"event\"", "\"abandoned\"", "", "300"],
-        ["lock acquired", "\"once\"", "\"granted\"", &once, "0"],
-        ["outcome replayed", "\"once\"", "\"replayed\"", "", "0"],
-        ["lock refused", "\"other\"", "\"unavailable\"", "", "0"],
+        ["lock acquired resource=\"event\"", &granted],
+        [
+            "lock refused resource=\"event\"",
+            "outcome=\"contended\" wait_ms=300",
+        ],
+        [
+            "lock abandoned resource=\"event\"",
+            "outcome=\"abandoned\" wait_ms=300",
+        ],
+        ["lock acquired resource=\"once\"", &once],
+        [
+            "outcome replayed resource=\"once\"",
+            "outcome=\"replayed\" wait_ms=0",
+        ],
+        [
+            "lock refused resource=\"other\"",
+            "outcome=\"unavailable\" wait_ms=0",
+        ],
     ];
-    assert_eq!(reported.collect::<Vec<_>>(), expected);
+    assert_eq!(events.len(), expected.len(), "{text}");
+    for (event, parts) in events.into_iter().zip(expected) {
+        assert!(parts.iter().all(|part| event.contains(part)), "{event}");
+    }
 }

@@ -1,22 +1,10 @@
 //! The spans of requests to nodes, with the names of OpenTelemetry.
 
-use support::{Deadline, Log, RedisServer, ms, secs, subscribe};
+use support::{Deadline, Log, RedisServer, ms, secs};
 use tower_redlock::Redlock;
 use tracing::Level;
-use tracing::subscriber::DefaultGuard;
-use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::patient::builder;
-
-/// Makes this thread log the end of each span.
-fn log_spans(log: &Log, level: Level) -> DefaultGuard {
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_max_level(level)
-        .with_span_events(FmtSpan::CLOSE);
-    subscribe(subscriber.with_writer(move || writer.clone()).finish())
-}
 
 fn redlock(server: &RedisServer) -> Redlock {
     builder([server.url()]).build().unwrap()
@@ -25,8 +13,7 @@ fn redlock(server: &RedisServer) -> Redlock {
 #[tokio::test]
 async fn request_to_a_node_is_a_span_of_its_lock_with_names_of_opentelemetry() {
     let server = RedisServer::start();
-    let log = Log::default();
-    let _guard = log_spans(&log, Level::TRACE);
+    let (log, _guard) = Log::with_spans(Level::TRACE);
     let redlock = redlock(&server);
     let guard = redlock.lock("k").label("job").await.unwrap();
     guard.release().await.unwrap();
@@ -55,8 +42,7 @@ async fn request_to_a_node_is_a_span_of_its_lock_with_names_of_opentelemetry() {
 #[tokio::test]
 async fn request_to_a_node_has_no_span_below_trace() {
     let server = RedisServer::start();
-    let log = Log::default();
-    let _guard = log_spans(&log, Level::DEBUG);
+    let (log, _guard) = Log::with_spans(Level::DEBUG);
     let guard = redlock(&server).lock("k").await.unwrap();
     guard.release().await.unwrap();
     let text = log.text();

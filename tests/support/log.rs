@@ -3,7 +3,9 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
+use tracing::Level;
 use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use super::subscribe;
 
@@ -16,6 +18,18 @@ impl Log {
     pub fn subscribed() -> (Self, DefaultGuard) {
         let log = Self::default();
         let guard = log.subscribe();
+        (log, guard)
+    }
+
+    /// Returns a new log, to which this thread logs from a level on, and spans when they end, until the guard is dropped.
+    pub fn with_spans(level: Level) -> (Self, DefaultGuard) {
+        let log = Self::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(level)
+            .with_span_events(FmtSpan::CLOSE);
+        let guard = subscribe(subscriber.with_writer(move || writer.clone()).finish());
         (log, guard)
     }
 
