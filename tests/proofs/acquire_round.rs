@@ -108,18 +108,6 @@ fn acquire_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
     }
 }
 
-// Rules: lock.refusal
-#[test]
-fn one_held_node_among_failed_ones_is_unavailable() {
-    let mut round = AcquireRound::new(quorum(3), None);
-    assert_eq!(round.on_acquire(0, &HELD), AcquireStep::Wait);
-    // Success is still possible here, and after the next answer it is not; but what is known then
-    // is one node's word.
-    assert_eq!(round.on_acquire(1, &Answer::Failed), AcquireStep::Wait);
-    let step = round.on_acquire(2, &Answer::Failed);
-    assert_eq!(verdict_of(&step), Verdict::Unavailable);
-}
-
 #[test]
 fn second_answer_of_a_node_is_not_a_second_vote() {
     let mut round = AcquireRound::new(quorum(3), None);

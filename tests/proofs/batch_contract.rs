@@ -507,6 +507,7 @@ fn batches_with_small_numbers_match_the_scripts_for_one_key() {
     compare(1, 1);
 }
 
+// Rules: node.never_shorter
 #[test]
 fn batches_with_current_numbers_match_the_scripts_for_one_key() {
     compare(2, 1_763_659_999_000_003);

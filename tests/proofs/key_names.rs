@@ -95,15 +95,6 @@ proptest! {
     }
 
     #[test]
-    fn composite_keys_are_equal_only_if_their_parts_are(
-        one in vec(tricky_bytes(), 0..4),
-        other in vec(tricky_bytes(), 0..4),
-    ) {
-        let equal = LockKey::from_parts(&one) == LockKey::from_parts(&other);
-        prop_assert_eq!(equal, one == other);
-    }
-
-    #[test]
     fn keys_of_a_namespace_have_distinct_names_of_locks_and_fences(
         namespace in proptest::sample::select(vec!["", "redlock", "ns", ":", "redlock:fence:"]),
         (one, other) in tricky_pair(),

@@ -8,7 +8,6 @@ mod all_inputs;
 mod batch_contract;
 mod chaos;
 mod extend_and_release_rounds;
-mod fencing_tokens;
 mod key_names;
 mod kleppmann;
 mod lease_allocations;

@@ -250,20 +250,6 @@ fn once_round_decides_all_answers_of_three_nodes_as_early_as_possible() {
 }
 
 #[test]
-fn record_at_a_minority_beside_intents_is_outcome_unknown_in_any_order() {
-    let fates = [Fate::Done(1), Fate::Intended, Fate::Intended];
-    for order in orders(3) {
-        let (mut round, mut last) = (once_round(3), Verdict::Open);
-        for node in order {
-            if last == Verdict::Open {
-                last = verdict_of(&round.on_acquire(node, &fates[node].answer()));
-            }
-        }
-        assert_eq!(last, Verdict::Unknown);
-    }
-}
-
-#[test]
 fn repair_ends_with_the_records_of_the_nodes_at_that_time() {
     let [one, other, of_others] = [1, 2, OTHERS].map(Fate::Done);
     let answers = [one, other, of_others, Fate::Lost, Fate::Failed];
@@ -397,21 +383,6 @@ fn record_found_by_an_earlier_second_phase_prevents_an_execution() {
     round.on_acquire(3, &Answer::Failed);
     let step = round.on_acquire(4, &Answer::Failed);
     assert_eq!(step, AcquireStep::Repair(record(1)));
-}
-
-#[test]
-fn record_found_after_the_grant_is_repaired_and_not_executed_again() {
-    let mut round = once_round(3);
-    round.on_acquire(0, &Fate::Granted(7).answer());
-    let step = round.on_acquire(1, &Fate::Granted(7).answer());
-    assert_eq!(step, AcquireStep::Granted(7));
-    let step = round.on_acquire(2, &Fate::Done(1).answer());
-    assert_eq!(step, AcquireStep::Repair(record(1)));
-    assert_eq!(round.silent().iter().collect::<Vec<_>>(), [0, 1]);
-    let step = round.on_record(1, &Answer::Replied(done(head(1))));
-    assert_eq!(verdict_of(&step), Verdict::Replay(1));
-    let (_, without) = round.record().expect("two nodes have one");
-    assert_eq!(without.iter().collect::<Vec<_>>(), [0]);
 }
 
 #[test]

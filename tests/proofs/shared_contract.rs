@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Random, ScriptNode, assert_matches, secs};
-use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
-use tower_redlock::protocol::{KeyNames, Namespace, Store};
+use tower_redlock::protocol::{KeyNames, Namespace};
 
-use crate::node_contract::{NOT_HELD, STEP, age, are_same, held, names, owner, text};
+use crate::node_contract::{self, NOT_HELD, STEP, are_same, held, names, owner, text};
 
 const SCRIPTS: [&str; 9] = [
     include_str!("../../src/node/redis/scripts/acquire.lua"),
@@ -112,39 +111,12 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
     }
 }
 
-/// Lets time pass at a server, also for the readers, which have no expiry of their own.
-pub(crate) fn age_all(node: &mut ScriptNode, time: Duration) {
-    let back = format!("-{}", time.as_millis());
-    for readers in node.server.keys("*:readers") {
-        let members = node.call(&["ZRANGE", &readers, "0", "-1"]);
-        for member in members.as_array().unwrap() {
-            node.call(&["ZINCRBY", &readers, &back, member.as_str().unwrap()]);
-        }
-    }
-    age(node, time);
-}
-
 /// The two nodes side by side.
-struct Pair {
-    node: ScriptNode,
-    store: Store,
-    epoch: Instant,
-    passed: Duration,
-}
+struct Pair(node_contract::Pair);
 
 impl Pair {
     fn new() -> Self {
-        Self {
-            node: ScriptNode::start(&SCRIPTS),
-            store: Store::new(),
-            epoch: Instant::now(),
-            passed: Duration::ZERO,
-        }
-    }
-
-    fn pass(&mut self, time: Duration) {
-        age_all(&mut self.node, time);
-        self.passed += time;
+        Self(node_contract::Pair::of(ScriptNode::start(&SCRIPTS)))
     }
 
     #[track_caller]
@@ -154,9 +126,9 @@ impl Pair {
             owner: owner(id),
             op,
         };
-        let theirs = send(&mut self.node, &command);
-        let now = self.epoch.elapsed() + self.passed;
-        let ours = self.store.apply(&command, now);
+        let theirs = send(&mut self.0.node, &command);
+        let now = self.0.now();
+        let ours = self.0.store.apply(&command, now);
         assert!(
             are_same(keys.len(), &ours, &theirs),
             "{what}: {command:?}\nreference: {ours:?}\nscript: {theirs:?}"
@@ -172,17 +144,17 @@ impl Pair {
             let name = &shared_names(&[key])[0];
             let (lock, readers) = (text(&name.lock), name.shared.as_ref().unwrap());
             let readers = text(&readers.readers);
-            if self.node.call(&["GET", &lock]).as_str() != Some("shared") {
+            if self.0.node.call(&["GET", &lock]).as_str() != Some("shared") {
                 continue;
             }
             let range = ["ZRANGE", &readers, "-1", "-1", "WITHSCORES"];
-            let last = self.node.call(&range);
+            let last = self.0.node.call(&range);
             let last = last.as_array().unwrap()[1].as_str().unwrap();
             let last: i64 = last.parse().unwrap();
-            let time = self.node.call(&["TIME"]);
+            let time = self.0.node.call(&["TIME"]);
             let time = time.as_array().unwrap();
             let now = time[0].as_int().unwrap() * 1_000 + time[1].as_int().unwrap() / 1_000;
-            let mut left = |key: &str| self.node.call(&["PTTL", key]).as_int().unwrap();
+            let mut left = |key: &str| self.0.node.call(&["PTTL", key]).as_int().unwrap();
             let (lock, readers) = (left(&lock), left(&readers));
             // Ageing takes a moment between the two keys.
             let apart = (lock - (last - now)).abs();
@@ -215,7 +187,8 @@ fn random_requests_of_readers_and_writers_match_the_reference() {
             },
             16..18 => Op::Release,
             _ => {
-                pair.pass(STEP * u32::try_from(1 + random.below(3)).unwrap());
+                pair.0
+                    .pass(STEP * u32::try_from(1 + random.below(3)).unwrap());
                 continue;
             }
         };
@@ -243,18 +216,18 @@ fn reader_excludes_the_plain_set_of_other_redlock_clients_and_is_excluded_by_it(
     let lock = text(&shared_names(&["x"])[0].lock);
     pair.ask(&["x"], 1, Op::Shared(SharedOp::Acquire { ttl }), "a reader");
     let plain = ["SET", &lock, "another client's", "NX", "PX", "1000"];
-    let set = pair.node.call(&plain);
+    let set = pair.0.node.call(&plain);
     assert_eq!(set.as_str(), None, "{set:?}");
     let release = Op::Shared(SharedOp::Release);
     pair.ask(&["x"], 1, release, "the reader leaves");
-    let set = pair.node.call(&plain);
+    let set = pair.0.node.call(&plain);
     assert_eq!(set.as_str(), Some("OK"), "{set:?}");
     let command = Command {
         names: shared_names(&["x"]),
         owner: owner(1),
         op: Op::Shared(SharedOp::Acquire { ttl }),
     };
-    assert_matches!(send(&mut pair.node, &command), Reply::Held { .. });
+    assert_matches!(send(&mut pair.0.node, &command), Reply::Held { .. });
 }
 
 /// The lock of readers may go away by other means than their releases; the reference node knows no such means.

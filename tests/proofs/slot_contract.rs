@@ -6,12 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Connection, Random, ScriptNode, ms, secs};
-use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
-use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, Shown, Store};
+use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, Shown};
 
-use crate::node_contract::{NOT_HELD, STEP, held, names, owner, text};
-use crate::shared_contract::age_all;
+use crate::node_contract::{NOT_HELD, Pair, STEP, held, names, owner, text};
 
 const SCRIPTS: [&str; 6] = [
     include_str!("../../src/node/redis/scripts/acquire_all.lua"),
@@ -263,15 +261,13 @@ fn request(random: &mut Random, step: u64) -> (Arc<[KeyNames]>, Op) {
 
 #[test]
 fn random_requests_for_slots_and_of_operators_match_the_reference() {
-    let (mut node, mut store) = (ScriptNode::start(&SCRIPTS), Store::new());
-    let (epoch, mut passed) = (Instant::now(), Duration::ZERO);
+    let mut pair = Pair::of(ScriptNode::start(&SCRIPTS));
     let mut random = Random(3);
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for step in 1..2_500 {
         if random.below(8) == 0 {
             let time = STEP * u32::try_from(1 + random.below(3)).unwrap();
-            age_all(&mut node, time);
-            passed += time;
+            pair.pass(time);
             continue;
         }
         let (names, op) = request(&mut random, step);
@@ -289,8 +285,8 @@ fn random_requests_for_slots_and_of_operators_match_the_reference() {
                 ..command.clone()
             };
             let seen = [
-                store.apply(&inspect, epoch.elapsed() + passed),
-                send(&mut node, &inspect),
+                pair.store.apply(&inspect, pair.now()),
+                send(&mut pair.node, &inspect),
             ];
             for (command, seen) in both.iter_mut().zip(seen) {
                 if let Some(holder) = mark_of(&seen) {
@@ -298,8 +294,8 @@ fn random_requests_for_slots_and_of_operators_match_the_reference() {
                 }
             }
         }
-        let theirs = send(&mut node, &both[1]);
-        let ours = store.apply(&both[0], epoch.elapsed() + passed);
+        let theirs = send(&mut pair.node, &both[1]);
+        let ours = pair.store.apply(&both[0], pair.now());
         assert_eq!(rounded(&ours), rounded(&theirs), "{step}: {command:?}");
         let kind = match (&command.op, theirs) {
             (_, Reply::Granted(_)) => "granted",
