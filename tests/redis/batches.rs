@@ -1,17 +1,14 @@
 //! Many locks at a time: what waits for a server shares calls, and each lock is granted or refused on its own.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
-use support::{
-    Cluster, Connection, Deadline, MonitorLog, RedisServer, assert_matches, ms, secs, until_all_up,
-};
+use support::{Cluster, Deadline, MonitorLog, RedisServer, assert_matches, ms, secs, until_all_up};
 use tokio::task::yield_now;
 use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, Released, RestartGuard, Retry};
 
+use crate::beside::Beside;
 use crate::patient::{self, LONGEST, name_of};
 use crate::server_limits::{fill, give_back, refusals};
 use crate::wire::LONG_TTL;
@@ -151,45 +148,13 @@ async fn foreign_data_refuses_only_its_own_lock() {
     }
 }
 
-/// Repeats `SCRIPT FLUSH` on a server until dropped.
-struct Flusher {
-    stop: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<usize>>,
-}
-
-impl Flusher {
-    fn start(server: &RedisServer) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, addr) = (Arc::clone(&stop), server.addr());
-        let thread = thread::spawn(move || {
-            let mut connection = Connection::open(addr).expect("the server runs");
-            let deadline = Deadline::after(secs(30));
-            let mut flushed = 0;
-            while !stopped.load(Ordering::Relaxed) && deadline.pause() {
-                let reply = connection.call(&["SCRIPT", "FLUSH"]);
-                assert_eq!(reply.expect("it answers").as_str(), Some("OK"));
-                flushed += 1;
-            }
-            flushed
-        });
-        Self {
-            stop,
-            thread: Some(thread),
-        }
-    }
-
-    /// Stops and returns how often the scripts were flushed.
-    fn finish(mut self) -> usize {
-        self.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().expect("it is finished once");
-        thread.join().expect("the server answered")
-    }
-}
-
-impl Drop for Flusher {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
+/// Repeats `SCRIPT FLUSH` on a server, and counts it.
+fn flush_scripts(server: &RedisServer) -> Beside<usize> {
+    Beside::start(server.addr(), secs(30), |connection, flushed| {
+        let reply = connection.call(&["SCRIPT", "FLUSH"]);
+        assert_eq!(reply.expect("it answers").as_str(), Some("OK"));
+        *flushed += 1;
+    })
 }
 
 #[tokio::test]
@@ -197,7 +162,7 @@ async fn granted_locks_are_there_and_none_leaks_while_scripts_are_flushed() {
     for variant in VARIANTS {
         let (cluster, redlock) = variant.start().await;
         let majority = variant.nodes / 2 + 1;
-        let flushers: Vec<_> = cluster.servers.iter().map(Flusher::start).collect();
+        let flushers: Vec<_> = cluster.servers.iter().map(flush_scripts).collect();
         let deadline = Deadline::after(secs(2));
         let (mut count, mut refused) = (0, 0);
         for number in 0.. {
@@ -221,7 +186,7 @@ async fn granted_locks_are_there_and_none_leaks_while_scripts_are_flushed() {
                 break;
             }
         }
-        let flushed: usize = flushers.into_iter().map(Flusher::finish).sum();
+        let flushed: usize = flushers.into_iter().map(Beside::finish).sum();
         println!("{variant:?}: {count} granted, {refused} refused, {flushed} times flushed");
         assert!(count >= WAVE && flushed > 10);
         cluster.wait_until_free(secs(5)).await;

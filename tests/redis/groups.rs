@@ -1,16 +1,13 @@
 //! Groups of real servers: what the failure of a whole group does to the keys of the others.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use support::{Cluster, Deadline, RedisServer, alone, assert_matches, lock_and_release, ms, secs};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower_redlock::{
-    LockError, LockKey, NodeFailure, Readiness, Redlock, RedlockBuilder, RestartGuard,
+    LockError, LockKey, NodeFailure, NodeGroup, Readiness, Redlock, RedlockBuilder, RestartGuard,
 };
 
 use crate::patient::{self, failures, one_thread, until_locked};
@@ -20,82 +17,21 @@ const TTL: Duration = secs(2);
 /// Long, so that a busy machine makes no node late.
 const NODE_TIMEOUT: Duration = ms(1_500);
 
-/// How long the load lasts before the failure, and as long after it.
-const LOAD: Duration = secs(2);
-
 fn builder(clusters: &[Cluster]) -> RedlockBuilder {
     let builder = patient::builder([]).ttl(TTL).node_timeout(NODE_TIMEOUT);
     let groups = clusters.iter().map(Cluster::urls);
     groups.fold(builder, RedlockBuilder::group)
 }
 
-/// Keys of a group.
-async fn keys_of(redlock: &Redlock, group: &str, count: usize) -> Vec<LockKey> {
-    let mut keys = Vec::new();
+/// A key of a group.
+async fn key_of(redlock: &Redlock, group: &str) -> LockKey {
     for number in 0.. {
         let key = LockKey::from(("account", number));
         if *redlock.inspect(&key).await.group == *group {
-            keys.push(key);
-        }
-        if keys.len() == count {
-            break;
+            return key;
         }
     }
-    keys
-}
-
-async fn key_of(redlock: &Redlock, group: &str) -> LockKey {
-    keys_of(redlock, group, 1).await.remove(0)
-}
-
-/// Clients that lock the keys of one group, and how long each lock took.
-struct Load {
-    is_over: Arc<AtomicBool>,
-    clients: Vec<JoinHandle<Vec<(Instant, Duration, Result<(), LockError>)>>>,
-}
-
-impl Load {
-    async fn start(redlock: &Redlock, group: &str) -> Self {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let keys = keys_of(redlock, group, 4).await.into_iter();
-        let clients = keys.map(|key| {
-            let (redlock, is_over) = (redlock.clone(), Arc::clone(&is_over));
-            tokio::spawn(async move {
-                let mut locks = Vec::new();
-                while !is_over.load(Ordering::Relaxed) {
-                    let began = Instant::now();
-                    let locked = redlock.try_lock(&key).await;
-                    let outcome = locked.as_ref().map(drop).map_err(Clone::clone);
-                    locks.push((began, began.elapsed(), outcome));
-                    if let Ok(guard) = locked {
-                        drop(guard.release().await);
-                    }
-                    sleep(ms(1)).await;
-                }
-                locks
-            })
-        });
-        Self {
-            clients: clients.collect(),
-            is_over,
-        }
-    }
-
-    async fn end(self) -> Vec<(Instant, Duration, Result<(), LockError>)> {
-        self.is_over.store(true, Ordering::Relaxed);
-        let mut all = Vec::new();
-        for client in self.clients {
-            all.extend(client.await.unwrap());
-        }
-        all
-    }
-}
-
-/// The time within which 99 of a hundred were locked.
-fn p99(times: impl Iterator<Item = Duration>) -> Duration {
-    let mut times: Vec<_> = times.collect();
-    times.sort_unstable();
-    times[times.len() * 99 / 100]
+    unreachable!("a group has keys")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -103,37 +39,50 @@ async fn kill_of_a_whole_group_leaves_the_keys_of_the_other_alone() {
     let _alone = alone().await;
     let mut clusters = [Cluster::start(3), Cluster::start(3)];
     let redlock = builder(&clusters).build().unwrap();
-    let load = Load::start(&redlock, "0").await;
-    let dying = Load::start(&redlock, "1").await;
-    sleep(LOAD).await;
-    let killed = Instant::now();
+    let [alive, dying] = [key_of(&redlock, "0").await, key_of(&redlock, "1").await];
+    until_locked(&redlock, &dying).await;
     clusters[1].servers.iter_mut().for_each(RedisServer::kill);
     let dead = Instant::now();
-    sleep(LOAD).await;
-    let health = redlock.health().await;
-    let (alive, dying) = (load.end().await, dying.end().await);
-    let refused = alive.iter().filter(|(_, _, locked)| locked.is_err());
-    assert_eq!(refused.count(), 0);
-    let of = |is_after: bool| {
-        let times = alive.iter();
-        let times = times.filter(move |(began, ..)| (*began >= killed) == is_after);
-        times.map(|(_, took, _)| *took)
-    };
-    assert!(of(true).count() > 100, "too tame");
-    let (before, after) = (p99(of(false)), p99(of(true)));
-    println!(
-        "p99 of the other group: {before:?} before the kill, {after:?} after it ({} and {} locks)",
-        of(false).count(),
-        of(true).count()
-    );
-    // Once the connections are known to be broken, its keys are refused, and nothing else happens to them.
-    let late = dying.iter().filter(|(began, ..)| *began > dead + ms(500));
-    for (_, _, locked) in late {
-        assert_matches!(locked, Err(LockError::Unavailable { .. }));
+    while dead.elapsed() < 2 * TTL {
+        lock_and_release(&redlock, alive.clone()).await;
+        let refused = redlock.try_lock(&dying).await;
+        assert_matches!(refused, Err(LockError::Unavailable { .. }));
+        sleep(ms(1)).await;
     }
+    let health = redlock.health().await;
     let readiness = health.groups.iter().map(|group| group.readiness());
     assert!(readiness.eq([Readiness::Ready, Readiness::Down]));
     assert_eq!(health.readiness(), Readiness::Degraded);
+}
+
+/// A key that moves to the new group is locked in both of them, with one token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn process_that_moves_to_a_new_group_excludes_those_before_and_after_it() {
+    let clusters = [Cluster::start(3), Cluster::start(3)];
+    let all = clusters.iter().zip(["0", "1"]);
+    let all = all.map(|(cluster, name)| NodeGroup::new().name(name).urls(cluster.urls()));
+    let [old, new] = [builder(&clusters[..1]), builder(&clusters)];
+    let both = old.clone().moving_to(all).build().unwrap();
+    let [old, new] = [old, new].map(|builder| builder.build().unwrap());
+    let key = key_of(&new, "1").await;
+    let mut last = None;
+    for (holder, others) in [
+        (&old, [&both, &both]),
+        (&both, [&old, &new]),
+        (&new, [&both, &both]),
+    ] {
+        until_locked(holder, &key).await;
+        let guard = holder.lock(&key).await.unwrap();
+        assert!(last.replace(guard.fencing_token()) < Some(guard.fencing_token()));
+        for other in others {
+            let refused = other.try_lock(&key).await;
+            assert_matches!(refused, Err(LockError::Contended { .. }));
+        }
+        guard.release().await.unwrap();
+        for other in others {
+            until_locked(other, &key).await;
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

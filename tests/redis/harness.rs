@@ -1,54 +1,12 @@
-//! Tests of the harness in `tests/support`: servers, proxies, child processes.
+//! Tests of what no other test of the harness in `tests/support` would show: dropped servers, clusters, proxies.
 
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
-use support::{
-    ChildProcess, Cluster, Deadline, MonitorLog, Proxy, RedisServer, Reply, assert_matches,
-    free_port, http, ms, secs,
-};
+use support::{Cluster, Deadline, Proxy, RedisServer, ms, secs};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
-
-#[test]
-fn redis_server_loses_its_memory_on_restart() {
-    let mut server = RedisServer::start();
-    assert_eq!(server.command(&["SET", "k", "v"]).as_str(), Some("OK"));
-    assert_eq!(
-        server.command(&["GET", "k"]),
-        Reply::Bulk(Some(b"v".to_vec()))
-    );
-    assert_eq!(server.command(&["INCR", "n"]).as_int(), Some(1));
-    assert!(server.command(&["GET", "missing"]).is_nil());
-    assert_matches!(server.command(&["NOPE"]), Reply::Error(_));
-    assert_eq!(server.keys("*"), ["k", "n"]);
-    assert_eq!(server.call_counts()["set"], 1);
-
-    let port = server.port();
-    server.kill();
-    assert!(server.try_command(&["PING"]).is_err());
-    server.restart();
-    assert_eq!(server.port(), port);
-    assert!(!server.exists("k"));
-    assert!(!server.call_counts().contains_key("set"));
-}
-
-#[test]
-fn stopped_redis_server_answers_after_continue() {
-    let server = RedisServer::start();
-    server.stop();
-    assert!(!server.is_running());
-    std::thread::scope(|scope| {
-        let answer = scope.spawn(|| server.command(&["PING"]));
-        let deadline = Deadline::after(ms(100));
-        while deadline.pause() {}
-        assert!(!answer.is_finished());
-        server.cont();
-        assert_eq!(answer.join().unwrap().as_str(), Some("PONG"));
-    });
-}
 
 #[test]
 fn dropped_redis_server_leaves_no_process() {
@@ -61,18 +19,6 @@ fn dropped_redis_server_leaves_no_process() {
         drop(server);
         let gone = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), None);
         assert_eq!(gone, Err(nix::errno::Errno::ESRCH));
-    }
-}
-
-#[test]
-fn monitor_log_has_every_answered_command() {
-    let server = RedisServer::start();
-    let monitor = MonitorLog::start(&server);
-    for n in 0..20 {
-        server.command(&["SET", "k", &n.to_string()]);
-        let lines = monitor.lines();
-        assert_eq!(lines.len(), n + 1, "{lines:#?}");
-        assert!(lines[n].ends_with(&format!(r#""SET" "k" "{n}""#)));
     }
 }
 
@@ -190,44 +136,6 @@ async fn proxy_ignores_a_paused_clock() {
     let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
     ping(&mut client).await.unwrap();
     assert!(begin.is_over());
-}
-
-#[test]
-fn child_process_returns_output_and_exit_status() {
-    let script = r#"echo "hello $NAME"; echo oops >&2; echo last; exit 3"#;
-    let mut child = ChildProcess::start("/bin/sh", &["-c", script], &[("NAME", "you")]);
-    let patience = secs(5);
-    assert_eq!(child.wait_for_line("hello", patience), "hello you");
-    assert_eq!(child.wait(patience).code(), Some(3));
-    assert_eq!(child.stdout(), "hello you\nlast");
-    assert_eq!(child.stderr(), "oops");
-
-    let mut child = ChildProcess::start("/bin/sh", &["-c", "exec sleep 60"], &[]);
-    child.signal(Signal::SIGTERM);
-    assert_eq!(child.wait(patience).code(), None);
-}
-
-#[tokio::test]
-async fn http_client_shows_the_bytes_on_the_wire() {
-    let listener = TcpListener::bind(("127.0.0.1", free_port())).await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    let server = tokio::spawn(async move {
-        let (mut stream, _) = listener.accept().await.unwrap();
-        let mut seen = vec![0; 4096];
-        let length = stream.read(&mut seen).await.unwrap();
-        let response =
-            b"HTTP/1.1 423 Locked\r\nRetry-After: 1\r\ncontent-length: 7\r\n\r\n{\"a\":1}";
-        stream.write_all(response).await.unwrap();
-        seen.truncate(length);
-        String::from_utf8(seen).unwrap()
-    });
-    let response = http::request(addr, "POST", "/x", &[("x-user", "ann")], b"hi").await;
-    assert_eq!(response.status, 423);
-    assert_eq!(response.header("Retry-After"), Some("1"));
-    assert_eq!(response.json()["a"], 1);
-    let seen = server.await.unwrap();
-    assert!(seen.starts_with("POST /x HTTP/1.1\r\n"), "{seen}");
-    assert!(seen.contains("x-user: ann\r\n") && seen.ends_with("\r\n\r\nhi"));
 }
 
 /// Sends a PING, expects a PONG and returns how long that took.

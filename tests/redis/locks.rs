@@ -1,19 +1,13 @@
 //! Locks over real Redis nodes, without any HTTP.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use support::{
     Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, secs, wait_until,
 };
-use tower_redlock::{LockError, LockKey, NodeFailure, Redlock, Released};
+use tower_redlock::{LockError, Released};
 
-use crate::patient::{LONGEST, builder, failures, until_locked};
-
-fn redlock(cluster: &Cluster) -> Redlock {
-    builder(cluster.urls()).build().unwrap()
-}
+use crate::patient::{LONGEST, builder, until_locked};
 
 #[tokio::test]
 async fn lock_excludes_other_callers_until_it_is_released() {
@@ -32,132 +26,6 @@ async fn lock_excludes_other_callers_until_it_is_released() {
         }
     }
     cluster.wait_until_free(secs(1)).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn contended_locks_over_five_nodes_exclude_and_raise_tokens() {
-    let cluster = Cluster::start(5);
-    let inside = Arc::new(AtomicUsize::new(0));
-    let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let contenders = (0..3).map(|_| {
-        let redlock = redlock(&cluster);
-        let (inside, tokens) = (Arc::clone(&inside), Arc::clone(&tokens));
-        tokio::spawn(async move {
-            for _ in 0..30 {
-                let guard = redlock.lock("k").wait(secs(20)).await.unwrap();
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
-                tokens.lock().unwrap().push(guard.fencing_token().unwrap());
-                tokio::time::sleep(ms(1)).await;
-                inside.fetch_sub(1, Ordering::SeqCst);
-                guard.release().await.unwrap();
-            }
-        })
-    });
-    for contender in contenders.collect::<Vec<_>>() {
-        contender.await.unwrap();
-    }
-    let tokens = tokens.lock().unwrap();
-    assert_eq!(tokens.len(), 90);
-    assert!(
-        tokens.is_sorted_by(|earlier, later| earlier < later),
-        "{tokens:?}"
-    );
-}
-
-#[tokio::test]
-async fn node_with_a_key_of_another_type_does_not_vote() {
-    let cluster = Cluster::start(3);
-    let redlock = redlock(&cluster);
-    for taken in ["redlock:{k}", "redlock:{k}:fence"] {
-        let list = |server: usize| {
-            cluster.servers[server].command(&["DEL", taken]);
-            cluster.servers[server].command(&["RPUSH", taken, "mine"]);
-        };
-        list(0);
-        lock_and_release(&redlock, "k").await;
-        let both = redlock.lock_all(["k", "l"]).await.unwrap();
-        both.release().await.unwrap();
-        list(1);
-        let refused = redlock.try_lock("k").await.unwrap_err();
-        // The third may not have answered when the two decided.
-        let is_refusal = |node: &&NodeFailure| matches!(node, NodeFailure::Refused { .. });
-        assert_eq!(
-            failures(&refused).iter().filter(is_refusal).count(),
-            2,
-            "{refused}"
-        );
-        for server in &cluster.servers[..2] {
-            let left = server.command(&["LLEN", taken]).as_int();
-            assert_eq!(left, Some(1), "overwritten");
-            server.command(&["DEL", taken, "redlock:{k}", "redlock:{k}:fence"]);
-        }
-    }
-}
-
-#[tokio::test]
-async fn keys_may_be_any_bytes_of_any_length() {
-    let cluster = Cluster::start(3);
-    let redlock = redlock(&cluster);
-    let odd: Vec<LockKey> = vec![
-        LockKey::from("with a \0 and a \r\n and a }"),
-        LockKey::from(vec![0xff_u8, 0xfe]),
-        LockKey::from("x".repeat(1 << 20)),
-    ];
-    for key in odd {
-        let guard = redlock.lock(key.clone()).await.unwrap();
-        let again = redlock.try_lock(key).await;
-        assert_matches!(again, Err(LockError::Contended { .. }));
-        guard.release().await.unwrap();
-    }
-    cluster.wait_until_free(secs(1)).await;
-}
-
-/// Two commands a node and lock; what scripts call inside, connecting and probing apart.
-#[tokio::test]
-async fn uncontended_lock_sends_two_commands_to_every_node() {
-    const LOCKS: u64 = 50;
-    for nodes in [1, 3, 5] {
-        for fencing in [true, false] {
-            let cluster = Cluster::start(nodes);
-            let redlock = builder(cluster.urls()).fencing(fencing).build().unwrap();
-            // Opens all connections, the slowest too.
-            assert_eq!(redlock.health().await.up(), nodes);
-            cluster.command(&["CONFIG", "RESETSTAT"]);
-            for i in 0..LOCKS {
-                let guard = redlock.lock(("key", i.to_string())).await.unwrap();
-                // So that the slowest node has been asked too: a decided round asks no node.
-                tokio::time::sleep(ms(2)).await;
-                guard.release().await.unwrap();
-            }
-            cluster.wait_until_free(secs(1)).await;
-            for server in &cluster.servers {
-                let counts = server.call_counts();
-                let count = |name: &str| counts.get(name).copied().unwrap_or(0);
-                let (scripts, plain) = (count("evalsha") + count("eval"), count("set"));
-                // With fencing, the SETs are those of the scripts: a lock and a fence each.
-                let by_client = if fencing { scripts } else { scripts + plain };
-                assert_eq!(
-                    by_client,
-                    2 * LOCKS,
-                    "{nodes} nodes, fencing {fencing}: {counts:?}"
-                );
-            }
-        }
-    }
-}
-
-#[tokio::test]
-async fn restarted_node_votes_again() {
-    let mut cluster = Cluster::start(3);
-    let redlock = redlock(&cluster);
-    lock_and_release(&redlock, "k").await;
-    cluster.servers[0].kill();
-    cluster.servers[1].kill();
-    let refused = redlock.try_lock("k").await.unwrap_err();
-    assert_matches!(refused, LockError::Unavailable { .. });
-    cluster.servers[0].restart();
-    cluster.servers[1].restart();
-    until_locked(&redlock, "k").await;
 }
 
 /// What one request set, a later one with a shorter ttl does not shorten; so the release must go out

@@ -5,6 +5,7 @@
 
 mod addresses;
 mod batches;
+mod beside;
 mod cluster_mode;
 mod contention;
 mod credentials;
@@ -32,7 +33,6 @@ mod refused_releases;
 mod release_signals;
 mod restart_guard;
 mod scrape;
-mod sequential_requests;
 mod server_limits;
 mod sigterm;
 mod slots;

@@ -1,141 +1,14 @@
 //! The metrics that Prometheus scrapes: they match the responses, and their names match the documentation.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex as StdMutex};
+use std::sync::Mutex as StdMutex;
 
-use futures_util::future::join_all;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use support::http::{Client, Response};
 use support::{Cluster, alone};
 use tower_redlock::Redlock;
 
 use crate::queries::{DASHBOARD, redlock_names};
-use crate::scrape::{PARTS, PATIENCE, POLL, Scrape, Server};
-
-/// What a client knows of its requests.
-#[derive(Default)]
-struct Tally {
-    sent: AtomicU64,
-    answered: AtomicU64,
-    outcomes: StdMutex<BTreeMap<String, u64>>,
-}
-
-impl Tally {
-    fn note(&self, response: &Response) {
-        let outcome = outcome(response);
-        *self.outcomes.lock().unwrap().entry(outcome).or_default() += 1;
-        self.answered.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// What the server must have counted for a response.
-fn outcome(response: &Response) -> String {
-    if response.status == 200 {
-        return "granted".into();
-    }
-    let problem = response.json();
-    match (response.status, problem["code"].as_str()) {
-        (423, Some("lock-contended")) => "contended".into(),
-        // Granted, and lost later.
-        (503, Some("lock-lost")) => "granted".into(),
-        (503, Some(code)) => code.strip_prefix("lock-").unwrap().into(),
-        _ => panic!("{}: {problem}", response.status),
-    }
-}
-
-/// Two processes, because contenders within one and between two are refused in different places.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_of_a_contended_run_match_the_responses() {
-    let _alone = alone().await;
-    let cluster = Cluster::start(3);
-    let servers = [(); 2].map(|()| (Server::start(&cluster, "off"), Arc::new(Tally::default())));
-    let mut clients = Vec::new();
-    for (number, (server, tally)) in (0..CLIENTS).zip(servers.iter().cycle()) {
-        let (addr, tally) = (server.addr, Arc::clone(tally));
-        clients.push(tokio::spawn(async move {
-            let mut client = Client::connect(addr).await;
-            for round in 0..ROUNDS {
-                let account = (number / 2 + round) % ACCOUNTS;
-                let path = format!("/accounts/{account}/withdraw?hold_ms=40");
-                tally.sent.fetch_add(1, Ordering::SeqCst);
-                tally.note(&client.request("POST", &path, &[], b"").await);
-            }
-        }));
-    }
-
-    let (mut most_held, mut most_waiting) = (0, 0);
-    let mut before = [None, None];
-    while clients.iter().any(|client| !client.is_finished()) {
-        for ((server, tally), before) in servers.iter().zip(&mut before) {
-            let answered = tally.answered.load(Ordering::SeqCst);
-            let now = server.scrape().await;
-            let sent = tally.sent.load(Ordering::SeqCst);
-            let counted = now.count("redlock_acquire_total", &[]);
-            assert!(
-                (answered..=sent).contains(&counted),
-                "{counted} counted, {answered} answered before, {sent} sent by now"
-            );
-            let held = now.count("redlock_held", &[]);
-            assert!(held <= ACCOUNTS, "{held} held");
-            most_held = most_held.max(held);
-            most_waiting = most_waiting.max(now.count("redlock_waiters", &[]));
-            if let Some(before) = before.as_ref() {
-                now.assert_grew_from(before);
-            }
-            *before = Some(now);
-        }
-        tokio::time::sleep(POLL).await;
-    }
-    for client in join_all(clients).await {
-        client.unwrap();
-    }
-    assert!(most_held > 0 && most_waiting > 0, "nothing was seen of it");
-
-    let mut all = BTreeMap::<String, u64>::new();
-    for ((server, tally), before) in servers.iter().zip(before) {
-        let scrape = server.scrape().await;
-        scrape.assert_grew_from(&before.unwrap());
-        let outcomes = tally.outcomes.lock().unwrap().clone();
-        let asked: u64 = outcomes.values().sum();
-        assert_eq!(asked, CLIENTS / 2 * ROUNDS);
-        for name in ["redlock_acquire_total", "redlock_acquire_seconds_count"] {
-            let counted = scrape.moved_by(name, "outcome");
-            let counted = counted
-                .into_iter()
-                .map(|(name, count)| (name.into(), count));
-            assert_eq!(counted.collect::<BTreeMap<String, _>>(), outcomes, "{name}");
-        }
-        let of = |outcome| outcomes.get(outcome).copied().unwrap_or_default();
-        assert_eq!(
-            scrape.count("redlock_hold_seconds_count", &[]),
-            of("granted")
-        );
-        // Refused requests had waited, and some waited and were not refused.
-        let waited = scrape.count("redlock_wait_seconds_count", &[]);
-        assert!(
-            (of("contended")..=asked).contains(&waited),
-            "{waited} waited"
-        );
-        assert_eq!(scrape.count("redlock_held", &[]), 0);
-        assert_eq!(scrape.count("redlock_waiters", &[]), 0);
-        for (name, _) in scrape.kinds.iter().filter(|(_, kind)| *kind == "histogram") {
-            let all = scrape.count(&format!("{name}_bucket"), &[("le", "+Inf")]);
-            assert_eq!(all, scrape.count(&format!("{name}_count"), &[]), "{name}");
-        }
-        for (outcome, count) in outcomes {
-            *all.entry(outcome).or_default() += count;
-        }
-    }
-    println!("{all:?}, at most {most_held} held and {most_waiting} waiting in one process");
-    for outcome in ["granted", "contended"] {
-        assert!(
-            all.get(outcome) > Some(&10),
-            "not much of a contest: {all:?}"
-        );
-    }
-    cluster.wait_until_free(PATIENCE).await;
-}
+use crate::scrape::{PARTS, Scrape, Server};
 
 /// Makes everything happen that is counted: each assertion is one thing that has happened.
 async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrape {
@@ -425,9 +298,3 @@ const CHAPTER: &str = include_str!("../../docs/observability.md");
 
 /// The head of the table of metrics in the chapter on observability.
 const TABLE: &str = "| metric | labels |\n|---|---|\n";
-
-const CLIENTS: u64 = 16;
-
-const ROUNDS: u64 = 13;
-
-const ACCOUNTS: u64 = 4;

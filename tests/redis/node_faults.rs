@@ -4,20 +4,18 @@
 //! effect outlasts the fault.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use axum::Router;
 use axum::middleware::map_response;
 use axum::routing::post;
 use support::http::{Client, Response, serve};
-use support::{Cluster, Connection, Deadline, Proxy, RedisServer, alone, ms, secs, until_all_up};
+use support::{Cluster, Proxy, RedisServer, alone, ms, secs, until_all_up};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower_redlock::{Redlock, RedlockLayer, Rejection, key};
 
+use crate::beside::Beside;
 use crate::patient::builder;
 
 /// The node timeouts to try, the next only if the machine stood still: then healthy nodes are late,
@@ -206,7 +204,14 @@ where
 {
     let _alone = alone().await;
     for node_timeout in NODE_TIMEOUTS {
-        let witness = Witness::start();
+        // Measures how long the machine stalls, by a server that no other test asks.
+        let server = RedisServer::start();
+        let mut began = Instant::now();
+        let stalls = Beside::start(server.addr(), secs(60), move |connection, longest| {
+            connection.call(&["PING"]).expect("the server runs");
+            *longest = began.elapsed().max(*longest);
+            began = Instant::now();
+        });
         let case = Case {
             nodes,
             broken,
@@ -214,7 +219,7 @@ where
             node_timeout,
         };
         let checked = tokio::spawn(holds(case)).await;
-        let pause = witness.finish();
+        let pause: Duration = stalls.finish();
         match checked {
             Ok(()) => return,
             Err(failed) if pause < node_timeout / 2 => panic!("{case:?}: {failed}"),
@@ -222,41 +227,6 @@ where
         }
     }
     panic!("{broken} of {nodes} nodes {fault:?}: the machine is too slow for every node timeout");
-}
-
-/// Measures how long the machine stalls, by a server that no other test asks.
-struct Witness {
-    stop: Arc<AtomicBool>,
-    thread: thread::JoinHandle<Duration>,
-}
-
-impl Witness {
-    fn start() -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = thread::spawn(move || {
-            let server = RedisServer::start();
-            let mut connection = Connection::open(server.addr()).expect("the server runs");
-            let deadline = Deadline::after(secs(60));
-            let mut longest = Duration::ZERO;
-            while !stopped.load(Ordering::Relaxed) {
-                let began = Instant::now();
-                if !deadline.pause() {
-                    break;
-                }
-                connection.call(&["PING"]).expect("the server runs");
-                longest = longest.max(began.elapsed());
-            }
-            longest
-        });
-        Self { stop, thread }
-    }
-
-    /// Stops and returns the longest time that a short pause and an answer took.
-    fn finish(self) -> Duration {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the server runs")
-    }
 }
 
 /// Checks that requests go on as if nothing had happened while `broken` of `nodes` nodes break.

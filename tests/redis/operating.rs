@@ -5,7 +5,7 @@ use support::{
     use_all, wait_until,
 };
 use tower_redlock::deadpool_redis::{Hook, Manager, Pool};
-use tower_redlock::{LockError, RedlockBuilder, Released, RestartGuard};
+use tower_redlock::{RedlockBuilder, RestartGuard};
 
 use crate::patient::builder;
 use crate::server_limits::used_memory;
@@ -132,34 +132,6 @@ async fn server_that_evicts_forgets_a_held_lock_and_the_log_warns_of_it() {
     server.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
     let second = theirs.try_lock("k").await.unwrap();
     assert!(first.is_valid() && second.is_valid());
-}
-
-#[tokio::test]
-async fn single_node_is_a_lock_service() {
-    let mut server = RedisServer::start();
-    let [ours, theirs] = [(); 2].map(|()| unguarded().urls([server.url()]).build().unwrap());
-    let first = ours.try_lock("k").await.unwrap();
-    let refused = theirs.try_lock("k").await.unwrap_err();
-    assert_matches!(refused, LockError::Contended { .. });
-    first.extend(secs(10)).await.unwrap();
-    let earlier = first.fencing_token();
-    assert_eq!(first.release().await, Ok(Released::Freed));
-    let second = theirs.try_lock("k").await.unwrap();
-    assert!(second.fencing_token() > earlier);
-    assert_eq!(second.release().await, Ok(Released::Freed));
-
-    server.kill();
-    // The first may still find a connection that seems to stand.
-    ours.health().await;
-    let refused = ours.try_lock("k").await.unwrap_err();
-    assert_matches!(
-        refused,
-        LockError::Unavailable {
-            reached: 0,
-            needed: 1,
-            ..
-        }
-    );
 }
 
 #[tokio::test]

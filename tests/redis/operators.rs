@@ -1,77 +1,19 @@
 //! Looking into a key and revoking it on real servers, some of which are dead, hang, or were restarted.
 
 use std::future::IntoFuture;
-use std::time::Duration;
 
 use futures_util::future::join_all;
-use support::{Cluster, Deadline, ScriptNode, assert_matches, ms, secs, until_all_up};
-use tokio::time::{Instant, sleep};
+use support::{Cluster, ScriptNode, assert_matches, ms, secs, until_all_up};
+use tokio::time::sleep;
 use tower_redlock::{
-    KeyState, LockError, LockGuard, LockRequest, LostReason, NodeFailure, Redlock, ReleaseError,
-    Released, RestartGuard,
+    KeyState, LockRequest, LostReason, NodeFailure, Redlock, ReleaseError, Released, RestartGuard,
 };
 
-use crate::patient::{builder, failures};
+use crate::patient::builder;
 use crate::wire::PATIENCE;
-
-/// That of the builder.
-const NODE_TIMEOUT: Duration = ms(400);
 
 fn redlock(cluster: &Cluster) -> Redlock {
     builder(cluster.urls()).build().unwrap()
-}
-
-/// A majority may grant a lock before a slow node is asked, which is then not asked any more.
-async fn locked_on_all(redlock: &Redlock) -> LockGuard {
-    let deadline = Deadline::after(PATIENCE);
-    loop {
-        let guard = redlock.lock("k").await.unwrap();
-        let nodes = redlock.inspect("k").await.nodes;
-        let mut states = nodes
-            .iter()
-            .map(|node| node.outcome.as_ref().unwrap().state);
-        if states.all(|state| state != KeyState::Free) {
-            return guard;
-        }
-        assert!(!deadline.is_over(), "{nodes:?}");
-        guard.release().await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn inspect_and_revoke_name_dead_and_hanging_nodes_and_work_with_the_others() {
-    let mut cluster = Cluster::start(5);
-    let (redlock, other) = (redlock(&cluster), redlock(&cluster));
-    until_all_up(&redlock, PATIENCE).await;
-    until_all_up(&other, PATIENCE).await;
-    let guard = locked_on_all(&other).await;
-    cluster.servers[0].kill();
-    cluster.servers[1].stop();
-    let began = Instant::now();
-    let seen = redlock.inspect("k").await;
-    // Twice, because a busy machine is late.
-    assert!(began.elapsed() < 2 * NODE_TIMEOUT, "{:?}", began.elapsed());
-    assert_matches!(seen.state(), Some(KeyState::Held { .. }), "{seen:?}");
-    assert_eq!(seen.fencing_token(), guard.fencing_token());
-    assert!(seen.nodes[0].outcome.is_err());
-    let hanging = seen.nodes[1].outcome.as_ref().unwrap_err();
-    assert_matches!(hanging, NodeFailure::TimedOut { .. });
-
-    let began = Instant::now();
-    let revoked = redlock.revoke("k").await.unwrap();
-    assert!(began.elapsed() < 4 * NODE_TIMEOUT, "{:?}", began.elapsed());
-    assert_eq!((revoked.held, revoked.failures.len()), (3, 2));
-    let next = redlock.try_lock("k").await.unwrap();
-    assert_eq!(guard.lost().await, LostReason::Gone);
-    assert!(next.fencing_token() > guard.fencing_token());
-
-    cluster.servers[2].stop();
-    let seen = redlock.inspect("k").await;
-    assert_eq!(seen.state(), None);
-    let refused = redlock.revoke("k").await.unwrap_err();
-    assert_matches!(refused, LockError::Unavailable { reached: 2, .. });
-    assert_eq!(failures(&refused).len(), 3);
-    drop(guard);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -29,19 +29,8 @@ async fn refused() -> (RedisServer, Proxy, Redlock) {
     (server, wire, redlock)
 }
 
+/// On a new connection.
 // Rules: lock.release_kept
-#[tokio::test]
-async fn refused_release_is_repeated_on_a_new_connection_before_the_ttl() {
-    let (server, wire, _redlock) = refused().await;
-    wire.cut();
-    sleep(ms(300)).await;
-    wire.pass();
-    sleep(ms(500)).await;
-    assert!(server.exists(&name_of("k")));
-    refuse_writes(&server, false);
-    until("free", LONGEST, || async { !server.exists(&name_of("k")) }).await;
-}
-
 #[tokio::test]
 async fn refused_release_outlives_its_redlock_and_drain_names_the_node() {
     let (server, wire, redlock) = refused().await;

@@ -3,10 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use support::{
-    Cluster, RedisServer, assert_matches, ms, polls_rarely, secs, set_all, three_nodes_with,
-    wait_until,
-};
+use support::{Cluster, RedisServer, assert_matches, ms, polls_rarely, secs, wait_until};
 use tokio::runtime;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep};
@@ -67,20 +64,6 @@ async fn lock_all_subscribes_to_all_its_keys() {
     }
     drop(waiting.await.unwrap().unwrap());
     assert!(released.elapsed() < ms(25), "{:?}", released.elapsed());
-}
-
-#[tokio::test(start_paused = true)]
-async fn remote_waiter_is_granted_an_expired_lock_without_a_release_signal() {
-    let (nodes, ours) = three_nodes_with(|builder| builder.renew(false));
-    let theirs = scripted(&nodes);
-    let held = ours.lock("k").ttl(secs(7)).await.unwrap();
-    let began = Instant::now();
-    // Carried out nowhere: it ends by its ttl.
-    set_all(&nodes, OpKind::Release, Gate::Never);
-    drop(held);
-    drop(theirs.lock("k").wait(HOUR).await.unwrap());
-    let waited = began.elapsed();
-    assert!(waited >= secs(7) && waited < HOUR / 100, "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -225,26 +208,6 @@ async fn remote_waiter_whose_listener_runtime_ends_polls_instead() {
     drop(held);
     let granted = tokio::time::timeout(PATIENCE, second).await;
     assert!(granted.unwrap().unwrap().unwrap().is_valid());
-}
-
-#[tokio::test]
-async fn user_without_publish_and_subscribe_rights_locks_and_waits() {
-    let cluster = Cluster::start(3);
-    let rule = "on >PASSWORD resetchannels ~redlock:* +@all -publish -subscribe -pubsub|numsub";
-    let words: Vec<&str> = rule.split(' ').collect();
-    cluster.command(&[&["ACL", "SETUSER", "mute"], &*words].concat());
-    let as_mute = |url: String| url.replace("://", "://mute:PASSWORD@");
-    let [ours, theirs] = [(); 2].map(|()| {
-        let urls = cluster.urls().into_iter().map(as_mute);
-        patient::builder(urls).build().unwrap()
-    });
-    let held = ours.lock("k").await.unwrap();
-    let waiting = tokio::spawn(theirs.lock("k").wait(PATIENCE).into_future());
-    sleep(ms(100)).await;
-    held.release().await.unwrap();
-    let granted: Result<LockGuard, LockError> = waiting.await.unwrap();
-    granted.unwrap().release().await.unwrap();
-    assert!(cluster.lock_keys().is_empty());
 }
 
 /// Returns how often each of some processes got a lock that sixteen tasks of each come back to at once.

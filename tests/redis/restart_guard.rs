@@ -11,10 +11,10 @@ use support::{
     until,
 };
 use tower_redlock::{
-    Health, LockError, LockGuard, NodeFailure, NodeHealth, NodeState, Redlock, health_router,
+    Health, LockError, NodeFailure, NodeHealth, NodeState, Redlock, health_router,
 };
 
-use crate::patient::{self, WINDOW, failures, guarded, pay};
+use crate::patient::{failures, guarded, pay};
 
 /// The window, and one more: servers tell their uptime in whole seconds.
 const LONGEST: Duration = secs(6);
@@ -43,26 +43,10 @@ async fn wait_until(redlock: &Redlock, holds: impl Fn(&Health) -> bool) {
     .await;
 }
 
-async fn two_admitted(cluster: &Cluster) -> (Redlock, Redlock) {
-    let (ours, theirs) = (redlock(cluster), redlock(cluster));
-    admitted(&ours).await;
-    admitted(&theirs).await;
-    (ours, theirs)
-}
-
 fn flush_majority(cluster: &Cluster) {
     for server in &cluster.servers[..2] {
         server.command(&["FLUSHALL"]);
     }
-}
-
-/// Checks that a flush was noticed: the other caller was refused, until the lock is lost and the nodes are admitted.
-async fn detected(refused: &LockError, guard: &LockGuard, theirs: &Redlock) {
-    assert!(quarantined(refused) >= 1, "{refused:?}");
-    assert!(guard.is_valid());
-    guard.lost().await;
-    admitted(theirs).await;
-    lock_and_release(theirs, "k").await;
 }
 
 fn is_out(node: &NodeHealth) -> bool {
@@ -73,23 +57,6 @@ fn is_out(node: &NodeHealth) -> bool {
 fn quarantined(refused: &LockError) -> usize {
     let is_quarantined = |node: &&NodeFailure| matches!(node, NodeFailure::Quarantined { .. });
     failures(refused).iter().filter(is_quarantined).count()
-}
-
-#[tokio::test]
-async fn fresh_cluster_refuses_until_the_restart_guard_ends_and_reports_the_time_left() {
-    let cluster = Cluster::start(3);
-    let redlock = redlock(&cluster);
-    let refused = redlock.try_lock("k").await.unwrap_err();
-    // The third need not have answered: two are enough to know.
-    assert!(quarantined(&refused) >= 2, "{refused:?}");
-    for node in redlock.health().await.nodes {
-        let NodeState::Quarantined { left } = node.state else {
-            panic!("{node:?}");
-        };
-        assert!(left <= WINDOW + secs(1));
-    }
-    admitted(&redlock).await;
-    lock_and_release(&redlock, "k").await;
 }
 
 /// All that a load balancer can be told, in the order in which a cluster may come to it.
@@ -166,54 +133,13 @@ async fn restarted_node_is_quarantined_while_the_others_grant() {
     admitted(&redlock).await;
 }
 
-#[tokio::test]
-async fn majority_that_forgot_a_lock_grants_it_only_after_the_quarantine() {
-    let mut cluster = Cluster::start(3);
-    if cluster.servers[0].is_in_cluster_mode() {
-        return not_run(
-            "a majority that forgot a lock: in cluster mode it is away until the lock has ended",
-        );
-    }
-    let ours = redlock(&cluster);
-    admitted(&ours).await;
-    let guard = ours.lock("k").await.unwrap();
-    for server in &mut cluster.servers[..2] {
-        server.kill();
-        server.restart();
-    }
-    // One client that saw the restart, and one that did not.
-    let (fresh, mut asked) = (redlock(&cluster), 0);
-    let two = |health: &Health| health.nodes.iter().filter(|node| is_out(node)).count() == 2;
-    wait_until(&fresh, two).await;
-    while guard.is_valid() {
-        let refused = fresh.try_lock("k").await;
-        let refused = refused.expect_err("two hold the lock");
-        assert_eq!(quarantined(&refused), 2, "{refused:?}");
-        asked += 1;
-        tokio::time::sleep(ms(20)).await;
-    }
-    assert!(asked > 5);
-    drop(guard);
-    admitted(&fresh).await;
-    lock_and_release(&fresh, "k").await;
-}
-
-// Rules: node.memory
-#[tokio::test]
-async fn flushed_majority_is_detected_on_open_connections() {
-    let cluster = Cluster::start(3);
-    let (ours, theirs) = two_admitted(&cluster).await;
-    let guard = ours.lock("k").await.unwrap();
-    flush_majority(&cluster);
-    let refused = theirs.try_lock("k").await.unwrap_err();
-    detected(&refused, &guard, &theirs).await;
-}
-
 // Rules: shared.memory
 #[tokio::test]
 async fn flushed_majority_neither_grants_readers_nor_extends_them_on_open_connections() {
     let cluster = Cluster::start(3);
-    let (ours, theirs) = two_admitted(&cluster).await;
+    let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
+    admitted(&ours).await;
+    admitted(&theirs).await;
     let writer = ours.lock("k").await.unwrap();
     let reader = ours.lock("read").shared().await.unwrap();
     flush_majority(&cluster);
@@ -227,37 +153,29 @@ async fn flushed_majority_neither_grants_readers_nor_extends_them_on_open_connec
     both.release().await.unwrap();
 }
 
-/// Also the single key, which needs no script if nothing is compared.
+/// Also without fencing, where a single key needs no script.
+// Rules: node.memory
 #[tokio::test]
-async fn fencing_off_flushed_majority_is_detected_on_open_connections() {
-    for keys in [&["k"][..], &["k", "l"]] {
+async fn flushed_majority_is_detected_on_open_connections() {
+    for (fencing, keys) in [(true, &["k"][..]), (false, &["k"]), (false, &["k", "l"])] {
         let cluster = Cluster::start(3);
-        let unfenced = || guarded(cluster.urls()).fencing(false).build().unwrap();
-        let (ours, theirs) = (unfenced(), unfenced());
+        let build = || guarded(cluster.urls()).fencing(fencing).build().unwrap();
+        let (ours, theirs) = (build(), build());
         admitted(&ours).await;
         admitted(&theirs).await;
         let guard = ours.lock_all(keys.iter().copied()).await.unwrap();
         flush_majority(&cluster);
         let second = theirs.lock_all(keys.iter().copied()).wait(Duration::ZERO);
         let refused = second.await.expect_err("two hold it");
-        detected(&refused, &guard, &theirs).await;
+        assert!(
+            quarantined(&refused) >= 1,
+            "{keys:?}, {fencing}: {refused:?}"
+        );
+        assert!(guard.is_valid());
+        guard.lost().await;
+        admitted(&theirs).await;
+        lock_and_release(&theirs, "k").await;
     }
-}
-
-#[tokio::test]
-async fn restart_guard_off_flushed_majority_grants_the_lock_again() {
-    let cluster = Cluster::start(3);
-    let off = || patient::builder(cluster.urls()).build().unwrap();
-    let (ours, theirs) = (off(), off());
-    assert_eq!(ours.health().await.up(), 3);
-    let guard = ours.lock("k").await.unwrap();
-    // A majority is enough to hold it; the third may be asked a moment later.
-    wait_until(&ours, |_| cluster.holders("redlock:{k}") == 3).await;
-    flush_majority(&cluster);
-    let second = theirs.try_lock("k").await;
-    assert!(second.is_ok(), "{second:?}");
-    let two_hold_it = guard.is_valid();
-    assert!(two_hold_it, "this is what the guard is for");
 }
 
 /// Three nodes, and a fourth server that one of them may replicate, if servers may.

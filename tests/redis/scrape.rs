@@ -172,19 +172,6 @@ impl Scrape {
         let values = samples.filter_map(|(_, labels)| labels.get(label));
         values.map(String::as_str).collect()
     }
-
-    /// Asserts that no counter and no part of a histogram is less than it was.
-    pub(crate) fn assert_grew_from(&self, before: &Self) {
-        let number = |value: &String| value.parse::<f64>().unwrap();
-        for ((name, labels), earlier) in &before.samples {
-            let later = &self.samples[&(name.clone(), labels.clone())];
-            let is_gauge = before.kinds.get(name).is_some_and(|kind| kind == "gauge");
-            assert!(
-                is_gauge || number(later) >= number(earlier),
-                "{name} {labels:?}: {earlier}, then {later}"
-            );
-        }
-    }
 }
 
 pub(crate) fn series_of(series: &str) -> (String, Labels) {

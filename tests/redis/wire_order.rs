@@ -3,9 +3,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -16,6 +13,7 @@ use support::{
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::{LockError, LockRequest, Redlock, RedlockBuilder};
 
+use crate::beside::Beside;
 use crate::wire::{BOTH, By, LONG_TTL, PATIENCE, SHORT_TTL, builder};
 
 /// How long servers are disturbed.
@@ -174,7 +172,7 @@ async fn release_follows_its_repeated_acquisition_to_a_node_with_flushed_scripts
         let (proxy, urls) = cluster.behind_proxy(0).await;
         let redlock = connected(builder(by, &urls).ttl(SHORT_TTL)).await;
         let log = MonitorLog::start(&cluster.servers[0]);
-        let disturber = Disturber::start(&cluster.servers[0], &["SCRIPT", "FLUSH"]);
+        let disturber = disturb(&cluster.servers[0], &["SCRIPT", "FLUSH"]);
         for number in 0..40 {
             // Its refusals arrive when the other two have decided, or before.
             proxy.delay(ms(10 * (number % 2)));
@@ -217,41 +215,20 @@ async fn unsent_acquisition_is_not_released() {
     }
 }
 
+/// Who had which lock, from when until when.
+type Seen = BTreeMap<(String, String), (Instant, Instant)>;
+
 /// Repeats a command on one server every 5 ms, and looks at its locks in between.
-struct Disturber {
-    stop: Arc<AtomicBool>,
-    thread: thread::JoinHandle<Duration>,
-}
-
-impl Disturber {
-    fn start(server: &RedisServer, command: &'static [&'static str]) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let addr = server.addr();
-        let thread = thread::spawn(move || {
-            let mut connection = Connection::open(addr).expect("the server runs");
-            let mut seen = BTreeMap::new();
-            let deadline = Deadline::after(2 * DISTURBANCE);
-            while !stopped.load(Ordering::Relaxed) && deadline.pause() {
-                let reply = connection.call(command).expect("it spares this connection");
-                assert!(!matches!(reply, Reply::Error(_)), "{reply:?}");
-                look(&mut connection, &mut seen);
-            }
-            let lives = seen.values().map(|(first, last)| *last - *first);
-            lives.max().unwrap_or_default()
-        });
-        Self { stop, thread }
-    }
-
-    /// Stops and returns the longest time for which an owner was seen to have a lock.
-    fn finish(self) -> Duration {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("no lock was without a ttl")
-    }
+fn disturb(server: &RedisServer, command: &'static [&'static str]) -> Beside<Seen> {
+    Beside::start(server.addr(), 2 * DISTURBANCE, |connection, seen| {
+        let reply = connection.call(command).expect("it spares this connection");
+        assert!(!matches!(reply, Reply::Error(_)), "{reply:?}");
+        look(connection, seen);
+    })
 }
 
 /// Notes who has which lock, and that each lock ends by itself.
-fn look(connection: &mut Connection, seen: &mut BTreeMap<(String, String), (Instant, Instant)>) {
+fn look(connection: &mut Connection, seen: &mut Seen) {
     let mut call = |command: &[&str]| connection.call(command).expect("the server runs");
     let names = call(&["KEYS", "redlock:*"]);
     let names = names.as_array().expect("KEYS answers an array");
@@ -317,14 +294,14 @@ async fn locks_survive(by: By, command: &'static [&'static str]) {
     let redlock = connected(builder(by, &cluster.urls()).ttl(SHORT_TTL)).await;
 
     let servers = cluster.servers.iter();
-    let disturbers: Vec<_> = servers
-        .map(|server| Disturber::start(server, command))
-        .collect();
+    let disturbers: Vec<_> = servers.map(|server| disturb(server, command)).collect();
     let deadline = Deadline::after(DISTURBANCE);
     let tasks = (0..8).map(|task| tokio::spawn(load(redlock.clone(), task, deadline)));
     let tallies = join_all(tasks).await;
     // First, because it may close the connections of this test, too.
-    let lives = disturbers.into_iter().map(Disturber::finish);
+    let seen: Vec<_> = disturbers.into_iter().map(Beside::finish).collect();
+    let lives = seen.iter().flat_map(BTreeMap::values);
+    let lives = lives.map(|(first, last)| *last - *first);
     let longest = lives.max().unwrap_or_default();
     let left = cluster.lock_keys().len();
     let ended = Instant::now();
