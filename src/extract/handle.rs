@@ -75,7 +75,9 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandles {
 /// Creates the rejection of a request that the layer served without a lock, or that has no layer.
 fn without_lock(parts: &Parts) -> ExtractorRejection {
     let reason = match parts.extensions.get() {
-        None => "no RedlockLayer is around it; apply one with `route_layer`",
+        None => {
+            "no RedlockLayer is around it; apply one with `route_layer`, or take the guard of `Locked`"
+        }
         Some(NotLocked::Method) => {
             "the layer does not lock this method; extract Option<LockHandle>, or add the method to `methods`"
         }

@@ -182,7 +182,8 @@ impl<T: LockResource> utoipa::IntoResponses for Locked<T> {
 pub trait LockResource {
     /// Returns the keys to lock, all or nothing.
     ///
-    /// An empty key, or an empty set of keys, is refused with 400 `key-missing`.
+    /// An empty key, or an empty set of keys, is refused with 400 `key-missing`. A tuple with an empty part is a key: refuse
+    /// such values when you parse them.
     fn lock_keys(&self) -> LockKeys;
 
     /// Returns the options of the lock. Default: the builder's ttl and `max_hold` (60 s if that

@@ -138,7 +138,8 @@ async fn extractor_without_its_layer_names_the_route_and_is_logged_once() {
         .route("/log-texts/{id}/handle", post(handle))
         .route("/log-texts/{id}/token", post(token))
         .route("/log-texts/{id}/once", post(idempotent));
-    let no_lock = "the handler of `ROUTE` has no lock: no RedlockLayer is around it; apply one with `route_layer`";
+    let no_lock = "the handler of `ROUTE` has no lock: no RedlockLayer is around it; apply one with `route_layer`, \
+        or take the guard of `Locked`";
     let no_key = "the handler of `ROUTE` has no idempotency key; apply an IdempotencyLayer with `required(true)`, \
                   or extract Option<IdempotencyKey>";
     for (extracted, text) in [("handle", no_lock), ("token", no_lock), ("once", no_key)] {
