@@ -399,3 +399,17 @@ async fn lock_lost_while_an_inner_layer_waits_frees_the_key() {
     let paid = pay(&app, "/payments?account=1", "a").await;
     assert_eq!(paid.body, "payment 1");
 }
+
+/// The handler was stopped midway, so its effect is unknown to the outer layer, too.
+#[tokio::test(start_paused = true)]
+async fn execution_that_an_inner_layer_stops_leaves_the_outer_key_locked() {
+    let (outer, inner) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+    let executed = Executed::default();
+    let app = counts_ended(&executed)
+        .layer(once(&redlock(&inner)).max_hold(secs(2)))
+        .layer(once(&redlock(&outer)));
+    let stopped = pay(&app, "/payments?ms=20000", "a").await;
+    assert_eq!(stopped.code(), "lock-lost");
+    sleep(secs(1)).await;
+    assert_eq!(outer.locks(), [1, 1, 1]);
+}

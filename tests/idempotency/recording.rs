@@ -15,6 +15,7 @@ async fn response_too_large_to_record_is_sent_once_and_never_executed_again() {
     let app = counts_ended(&executed).layer(layer(&nodes).max_response_body(100));
     let large = pay(&app, "/payments?size=200", "a").await;
     assert_eq!((large.status, large.body.len()), (StatusCode::OK, 209));
+    assert_eq!(large.headers["content-length"], "209");
     let again = pay(&app, "/payments?size=200", "a").await;
     assert_eq!(again.told(), (409, "result-not-kept"));
     // At the limit, and one byte over.
