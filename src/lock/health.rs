@@ -27,6 +27,10 @@ use crate::node::{NodeFailure, NodeState, Packet};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Health {
+    #[cfg_attr(
+        not(feature = "axum"),
+        expect(dead_code, reason = "only the views over HTTP tell it")
+    )]
     pub(crate) is_draining: bool,
     /// One entry per node of all groups, in the order of the configuration.
     pub nodes: Vec<NodeHealth>,

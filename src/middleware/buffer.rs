@@ -6,6 +6,7 @@
 //! service breaks before it is ready, takes back its [`CallToken`], because the handler is not called.
 
 use std::error::Error;
+use std::future::poll_fn;
 use std::io;
 use std::iter;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use tower::{BoxError, Layer, Service, ServiceExt};
+use tower::{BoxError, Layer, Service};
 
 use crate::middleware::body::LockBody;
 use crate::middleware::buffered::{BufferedBody, BufferedFor, ReadBody, WholeBody};
@@ -117,7 +118,7 @@ where
                     return Ok(refusal.map(LockBody::in_memory));
                 }
             };
-            if let Err(error) = inner.ready().await {
+            if let Err(error) = poll_fn(|context| inner.poll_ready(context)).await {
                 CallToken::refuse_request(request.extensions());
                 return Err(error);
             }

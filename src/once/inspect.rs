@@ -37,6 +37,10 @@ use crate::protocol::{FencingToken, Holder, KeyNames, LockKey, OwnerToken};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Inspection {
+    #[cfg_attr(
+        not(feature = "axum"),
+        expect(dead_code, reason = "only the views over HTTP tell it")
+    )]
     is_of_invalid_key: bool,
     /// The key.
     pub key: LockKey,
