@@ -9,7 +9,7 @@
 pub use crate::idempotency::fuzzing::{
     ResponseCodec, fingerprint_bytes, idempotency_key, resource_path,
 };
-pub use crate::lock::fuzzing::{config_from_vars, delay_on_release};
+pub use crate::lock::fuzzing::config_from_vars;
 pub use crate::middleware::fuzzing::{clear_token_header, declared_length};
 #[cfg(feature = "redis")]
 pub use crate::node::redis::fuzzing::{

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use tower_redlock::deadpool_redis::redis::{Value, parse_redis_value};
-use tower_redlock::fuzzing::{delay_on_release, read_release};
+use tower_redlock::fuzzing::read_release;
+use tower_redlock::protocol::retry::{OnRelease, on_release};
 use tower_redlock_fuzz::first_line;
 
 fuzz_target!(|data: &[u8]| {
@@ -37,7 +38,8 @@ fuzz_target!(|data: &[u8]| {
     let (notifications, round_trip, random) = (number(), number(), number());
     let notifications = u32::try_from(notifications % (1 << 32)).expect("it is smaller");
     let round_trip = Duration::from_micros(round_trip % 10_000_000);
-    if let Some(delay) = delay_on_release(subscribers, notifications, round_trip, random) {
+    let reaction = on_release(subscribers, notifications, round_trip, random);
+    if let OnRelease::Try(delay) = reaction {
         assert!(delay <= round_trip * 4, "{delay:?} of {round_trip:?}");
         assert!(subscribers > 1 || delay.is_zero());
     }

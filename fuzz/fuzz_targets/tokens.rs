@@ -10,14 +10,15 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::admission::Generation;
-use tower_redlock::protocol::{Holder, OwnerToken, Shown};
+use tower_redlock::protocol::holder::MAX_LEN;
+use tower_redlock::protocol::{OwnerToken, Shown};
 
 fuzz_target!(|data: &[u8]| {
     if let Some(shown) = Shown::parse(data) {
         let owner = OwnerToken::showing([1; 16], Some(shown.clone()));
         let written = owner.to_value().split_off(32);
         assert_eq!(Shown::parse(written.as_bytes()), Some(shown));
-        assert!(written.len() <= 32 + 1 + 11 + 1 + 2 * Holder::MAX_LEN + 1);
+        assert!(written.len() <= 32 + 1 + 11 + 1 + 2 * MAX_LEN + 1);
     }
     let Ok(text) = std::str::from_utf8(data) else {
         return;

@@ -17,7 +17,7 @@ use crate::client::answer::{Verdict, deadline_exceeded, judge, retry_after};
 use crate::client::idempotent::has_key;
 use crate::middleware::{ReadBody, RequestKind};
 use crate::node::{after, random_u64};
-use crate::protocol::Retry;
+use crate::protocol::retry::{self, Retry};
 
 /// One attempt to send a request, for [`on_attempt`](crate::client::RetryLockedLayer::on_attempt).
 #[derive(Debug, Clone)]
@@ -137,7 +137,12 @@ where
         };
         let invited = result.as_ref().ok().map(Response::headers);
         let delay = invited.and_then(retry_after).unwrap_or_default();
-        let delay = delay.saturating_add(config.backoff.delay(number - 1, None, random_u64()));
+        let delay = delay.saturating_add(retry::delay(
+            &config.backoff,
+            number - 1,
+            None,
+            random_u64(),
+        ));
         let is_safe = result.is_ok() || has_key(&parts) || parts.method.is_idempotent();
         let decision = match verdict {
             Verdict::Final => Decision::Return,

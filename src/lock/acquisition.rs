@@ -40,7 +40,7 @@ use crate::lock::span::LockSpan;
 use crate::lock::state::{LockSpec, LockState};
 use crate::node::{NEVER, after, random_u64, sha256};
 use crate::protocol::lease::Access;
-use crate::protocol::{FencingToken, KeyNames, LockKeys};
+use crate::protocol::{FencingToken, KeyNames, LockKeys, retry};
 
 option_setters!(
     LockRequest.options,
@@ -260,7 +260,7 @@ impl LockRequest {
             let LockError::Contended { retry_after, .. } = refused else {
                 return Err(refused);
             };
-            let delay = settings.retry.delay(tries, retry_after, random_u64());
+            let delay = retry::delay(&settings.retry, tries, retry_after, random_u64());
             tries += 1;
             let next = after(Instant::now(), delay);
             if next >= deadline {

@@ -11,7 +11,7 @@
 //!   the caller polls slowly, because a message can be lost.
 //! * *Not subscribed.* The caller polls, with growing random delays.
 //!
-//! A release wakes all waiting processes. With [`Retry::on_release`], a few of them try soon and the others rest for
+//! A release wakes all waiting processes. With [`on_release`](retry::on_release), a few of them try soon and the others rest for
 //! a moment. A caller that got its permit from a local one would always be first, because it needs no message.
 //! It therefore lets remote waiters go first when it is their turn.
 
@@ -30,7 +30,8 @@ use crate::lock::state::LockSpec;
 use crate::node::{Job, Node, Packet, VoteReceiver, random_u64, unguessable};
 use crate::protocol::lease::{Access, Decided, TICK};
 use crate::protocol::message::{Command, Op, SharedOp};
-use crate::protocol::{Holder, KeyNames, OnRelease, OwnerToken, Retry};
+use crate::protocol::retry::{self, OnRelease};
+use crate::protocol::{Holder, KeyNames, OwnerToken};
 
 /// The waits between the attempts of one caller.
 pub(crate) struct Backoff {
@@ -132,7 +133,7 @@ impl Backoff {
         if left.is_zero() {
             return None;
         }
-        let delay = match Retry::on_release(waiters, 0, TICK, random_u64()) {
+        let delay = match retry::on_release(waiters, 0, TICK, random_u64()) {
             OnRelease::Try(delay) => delay,
             OnRelease::Rest(delay) => {
                 backoff.watching = permit.subscribe(&spec.cluster, &spec.names);
@@ -227,7 +228,7 @@ impl Backoff {
         if left.is_zero() {
             return None;
         }
-        let delay = Retry::split_delay(*splits, self.round_trip, random_u64());
+        let delay = retry::split_delay(*splits, self.round_trip, random_u64());
         *splits += 1;
         // The delays double, so the last one could exceed all earlier ones together.
         Some(delay.min(left))
@@ -240,16 +241,16 @@ impl Backoff {
         permit: &Permit,
         retry_after: Option<Duration>,
     ) -> Duration {
-        let retry = &spec.cluster.settings.retry;
+        let settings = &spec.cluster.settings;
         if self.watching.is_empty() {
             self.watching = permit.subscribe(&spec.cluster, &spec.names);
         }
         if self.is_subscribed() {
-            retry.poll_delay(retry_after, random_u64())
+            retry::poll_delay(&settings.retry, retry_after, random_u64())
         } else {
             self.polls += 1;
             let polls = self.polls - 1;
-            retry.delay(polls, retry_after, random_u64())
+            retry::delay(&settings.retry, polls, retry_after, random_u64())
         }
     }
 
@@ -315,7 +316,7 @@ impl Backoff {
             let rivals = self.watching.iter().filter(|_| is_for_slot);
             let rivals = rivals.map(Watching::others).max().unwrap_or_default();
             let waiters = subscribers + rivals;
-            match Retry::on_release(waiters, self.releases, self.round_trip, random_u64()) {
+            match retry::on_release(waiters, self.releases, self.round_trip, random_u64()) {
                 OnRelease::Try(Duration::ZERO) => return,
                 OnRelease::Try(delay) => return sleep(delay).await,
                 OnRelease::Rest(delay) => rest = delay,

@@ -16,7 +16,7 @@ use crate::lock::options::LockOptions;
 use crate::lock::registry::DrainStage;
 use crate::lock::span::label_of;
 use crate::node::random_u64;
-use crate::protocol::{FencingToken, LockKeys};
+use crate::protocol::{FencingToken, LockKeys, retry};
 
 type Running = Pin<Box<dyn Future<Output = Result<(), LockError>> + Send>>;
 
@@ -118,7 +118,7 @@ where
     F: Fn(LockGuard) -> W,
     W: Future<Output = ()>,
 {
-    let (registry, retry) = (&core.registry, core.settings.retry);
+    let (registry, retry) = (&core.registry, &core.settings.retry);
     let (mut failures, mut short_terms) = (0, 0);
     loop {
         let request = LockRequest {
@@ -157,7 +157,7 @@ where
         // Other processes may lead now.
         tokio::select! {
             () = registry.reached(DrainStage::Draining) => return Ok(()),
-            () = sleep(retry.delay(failures.max(short_terms), None, random_u64())) => {}
+            () = sleep(retry::delay(retry, failures.max(short_terms), None, random_u64())) => {}
         }
     }
 }

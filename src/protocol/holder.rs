@@ -37,6 +37,9 @@ pub struct Holder(
     Arc<Words>,
 );
 
+/// The longest label, and the longest note, in bytes.
+pub const MAX_LEN: usize = 64;
+
 #[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Words {
     /// In seconds since 1970.
@@ -47,10 +50,6 @@ struct Words {
 }
 
 impl Holder {
-    /// The longest label, and the longest note, in bytes.
-    #[doc(hidden)]
-    pub const MAX_LEN: usize = 64;
-
     /// Creates the holder of a lock since this time after the beginning of 1970.
     pub(crate) fn new(label: Option<&str>, note: Option<&str>, since: Duration) -> Self {
         Self(Arc::new(Words {
@@ -58,20 +57,6 @@ impl Holder {
             label: label.unwrap_or_default().into(),
             note: note.unwrap_or_default().into(),
         }))
-    }
-
-    /// Reads what stands behind the tokens in the value of a lock: the seconds since 1970, a space, the label, a tab, and
-    /// the note. Returns `None` if that is no holder: clients that are not ours write what they like.
-    #[must_use]
-    #[doc(hidden)]
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(bytes).ok()?;
-        let (since, words) = text.split_once(' ')?;
-        let (label, note) = words.split_once('\t')?;
-        let is_time = since.len() <= 11 && since.bytes().all(|c| c.is_ascii_digit());
-        let since = since.parse().ok().filter(|_| is_time)?;
-        let is_holder = is_shown(label) && is_shown(note);
-        is_holder.then(|| Self::new(Some(label), Some(note), Duration::from_secs(since)))
     }
 
     /// Returns the label of its process; `None` if the process has none.
@@ -100,6 +85,19 @@ impl Holder {
     }
 }
 
+/// Reads what stands behind the tokens in the value of a lock: the seconds since 1970, a space, the label, a tab, and
+/// the note. Returns `None` if that is no holder: clients that are not ours write what they like.
+#[must_use]
+pub fn parse(bytes: &[u8]) -> Option<Holder> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let (since, words) = text.split_once(' ')?;
+    let (label, note) = words.split_once('\t')?;
+    let is_time = since.len() <= 11 && since.bytes().all(|c| c.is_ascii_digit());
+    let since = since.parse().ok().filter(|_| is_time)?;
+    let is_holder = is_shown(label) && is_shown(note);
+    is_holder.then(|| Holder::new(Some(label), Some(note), Duration::from_secs(since)))
+}
+
 /// Shows the label and the note, and not the time.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -125,7 +123,7 @@ impl fmt::Debug for Holder {
 
 /// Returns whether a label or a note is short enough, and has only characters that a line of text can show.
 pub(crate) fn is_shown(text: &str) -> bool {
-    text.len() <= Holder::MAX_LEN && !text.chars().any(char::is_control)
+    text.len() <= MAX_LEN && !text.chars().any(char::is_control)
 }
 
 /// Returns the text as a note: control characters are spaces, and what is too long is cut off.
@@ -135,7 +133,7 @@ pub(crate) fn shown(text: &str) -> Arc<str> {
         *end += c.len_utf8();
         Some((c, *end))
     });
-    let short = ends.take_while(|(_, end)| *end <= Holder::MAX_LEN);
+    let short = ends.take_while(|(_, end)| *end <= MAX_LEN);
     short.map(|(c, _)| c).collect::<String>().into()
 }
 
@@ -155,7 +153,7 @@ mod tests {
             let holder = Holder::new(label, note, since);
             assert_eq!((holder.label(), holder.note()), (label, note));
             assert_eq!(holder.since(), SystemTime::UNIX_EPOCH + since);
-            let read = Holder::parse(holder.to_value().as_bytes());
+            let read = parse(holder.to_value().as_bytes());
             assert_eq!(read, Some(holder));
         }
     }
@@ -174,9 +172,9 @@ mod tests {
             "1 a\nb\t",
             &long,
         ] {
-            assert_eq!(Holder::parse(text.as_bytes()), None, "{text:?}");
+            assert_eq!(parse(text.as_bytes()), None, "{text:?}");
         }
-        assert_eq!(Holder::parse(b"1 \xff\t"), None);
+        assert_eq!(parse(b"1 \xff\t"), None);
     }
 
     #[test]

@@ -158,7 +158,7 @@
 //!
 //! [`LockKey`] and [`Namespace`] name the resource and its Redis keys, [`Placement`] the group of nodes that it is on. [`message`] has the requests and
 //! replies, [`Store`] the behaviour of a node, [`admission`] the conditions for a vote, [`acquire`] and
-//! [`round`] the conclusions of a client, [`Retry`] its delays.
+//! [`round`] the conclusions of a client, [`retry`] its delays.
 //!
 //! This module is public so that tests can check the code that runs in production. It may change with the
 //! protocol in a minor release.
@@ -173,7 +173,7 @@
 
 pub mod acquire;
 pub mod admission;
-mod holder;
+pub mod holder;
 mod key;
 pub mod lease;
 pub mod message;
@@ -181,7 +181,7 @@ mod names;
 mod placement;
 mod quorum;
 mod record;
-mod retry;
+pub mod retry;
 pub mod round;
 mod store;
 mod token;
@@ -200,7 +200,6 @@ pub(crate) use placement::MAX_SLOTS;
 pub use placement::Placement;
 pub use quorum::{NodeSet, Quorum};
 pub use record::{ExecutionId, Fingerprint, Record};
-pub(crate) use retry::OnRelease;
 pub use retry::Retry;
 pub use store::Store;
 pub use token::{FencingToken, OwnerToken, ParseFencingTokenError, Shown};

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::protocol::holder::Holder;
+use crate::protocol::holder::{self, Holder};
 use crate::protocol::names::hex;
 use crate::protocol::record::Fingerprint;
 
@@ -85,7 +85,7 @@ impl Shown {
         let fingerprint = Fingerprint::from_hex(digits);
         let is_ours = digits.is_empty() || fingerprint.is_some();
         let holder = holder.strip_prefix(b" ").filter(|_| is_ours);
-        Self::new(fingerprint, holder.and_then(Holder::parse))
+        Self::new(fingerprint, holder.and_then(holder::parse))
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use support::{Log, ms, secs};
 use tokio::time::sleep;
 use tower_redlock::protocol::message::{Op, SharedOp};
-use tower_redlock::protocol::{Holder, Namespace, OwnerToken, Shown};
+use tower_redlock::protocol::{Holder, Namespace, OwnerToken, Shown, holder};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{BuildError, LockError, LockRequest, OnceError, Redlock};
 use tracing::Level;
@@ -32,7 +32,7 @@ async fn heard(request: LockRequest) -> String {
 
 /// Requests of a process that has died.
 fn dead(key: &str) -> Foreign {
-    let holder = Holder::parse(b"1 dead\t");
+    let holder = holder::parse(b"1 dead\t");
     let mut dead = Foreign::new(key);
     dead.owner = OwnerToken::showing([1; 16], Shown::new(None, holder));
     dead

@@ -8,6 +8,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::Retry;
 use tower_redlock::protocol::message::{Op, Reply};
+use tower_redlock::protocol::retry::split_delay;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, Redlock};
 
@@ -158,7 +159,7 @@ impl Competitor {
             if !(one || two) || now >= self.retries_until {
                 return (false, attempt + 1);
             }
-            sleep(Retry::split_delay(attempt, now - asked, random())).await;
+            sleep(split_delay(attempt, now - asked, random())).await;
         }
         unreachable!()
     }

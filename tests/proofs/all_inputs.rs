@@ -20,7 +20,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::client::{Decision, RetryLockedLayer};
 use tower_redlock::protocol::admission::{Admissions, Generation, Introduction};
 use tower_redlock::protocol::{
-    Fingerprint, Holder, LockKeys, OwnerToken, Placement, Record, Retry, Shown, validity,
+    Fingerprint, LockKeys, OwnerToken, Placement, Record, Retry, Shown, holder, retry, validity,
 };
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{
@@ -152,12 +152,14 @@ fn retry_delays_of_all_ends_stay_within_their_bounds() {
         for random in NUMBERS {
             for count in [0, 1, 2, 15, 16, 17, 63, 64, u32::MAX - 1, u32::MAX] {
                 for hint in once(None).chain(edges().map(Some)) {
-                    let delay = retry.delay(count, hint, random);
-                    assert!(delay <= retry.max());
+                    let delay = retry::delay(&retry, count, hint, random);
+                    assert!(delay <= max.max(base));
                     let bound = hint.unwrap_or(Duration::MAX).saturating_add(base);
-                    assert!(delay <= bound && retry.poll_delay(hint, random) <= max.min(bound));
+                    assert!(
+                        delay <= bound && retry::poll_delay(&retry, hint, random) <= max.min(bound)
+                    );
                 }
-                let split = Retry::split_delay(count, base, random);
+                let split = retry::split_delay(count, base, random);
                 assert!(split <= base.saturating_mul(1 << 16));
             }
         }
@@ -397,7 +399,7 @@ proptest! {
         holder in proptest::option::of((0..100_000_000_000_u64, "[^\\pC]{0,16}", "[^\\pC]{0,16}")),
     ) {
         let holder = holder.map(|(since, label, note)| {
-            Holder::parse(format!("{since} {label}\t{note}").as_bytes()).unwrap()
+            holder::parse(format!("{since} {label}\t{note}").as_bytes()).unwrap()
         });
         let shown = Shown::new(digest.map(Fingerprint::from_digest), holder);
         let value = OwnerToken::showing(random, shown.clone()).to_value();
@@ -412,7 +414,7 @@ proptest! {
         if let Ok(token) = text.parse::<FencingToken>() {
             prop_assert!(token <= FencingToken::MAX);
         }
-        if let Some(holder) = Holder::parse(&bytes) {
+        if let Some(holder) = holder::parse(&bytes) {
             prop_assert!(holder.since() >= std::time::UNIX_EPOCH);
         }
         drop((Shown::parse(&bytes), Fingerprint::from_hex(&bytes)));

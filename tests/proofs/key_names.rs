@@ -10,7 +10,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_redlock::protocol::{
-    KeyError, KeyNames, LockKey, LockKeys, MAX_CLEAR_KEY, Namespace, Retry,
+    KeyError, KeyNames, LockKey, LockKeys, MAX_CLEAR_KEY, Namespace, Retry, retry,
 };
 
 use crate::round_cases::cases;
@@ -148,18 +148,18 @@ proptest! {
         let retry = Retry::new(base, max);
         // A maximum below the base counts as the base.
         let max = max.max(base);
-        let delay = retry.delay(attempt, hint, random);
+        let delay = retry::delay(&retry, attempt, hint, random);
         let ceiling = base.saturating_mul(2_u32.saturating_pow(attempt)).min(max);
         prop_assert!(delay <= ceiling);
         // Full jitter reaches all of the window, not just a part of it.
-        prop_assert_eq!(retry.delay(attempt, hint, 0), Duration::ZERO);
-        let longest = retry.delay(attempt, None, u64::MAX);
+        prop_assert_eq!(retry::delay(&retry, attempt, hint, 0), Duration::ZERO);
+        let longest = retry::delay(&retry, attempt, None, u64::MAX);
         prop_assert!(longest + Duration::from_nanos(1) >= ceiling.min(base.saturating_mul(1 << 16)));
-        prop_assert!(retry.delay(attempt, hint, random / 2) <= delay);
+        prop_assert!(retry::delay(&retry, attempt, hint, random / 2) <= delay);
         if let Some(left) = hint {
             prop_assert!(delay <= left + base);
         }
-        let split = Retry::split_delay(attempt, base, random);
+        let split = retry::split_delay(attempt, base, random);
         prop_assert!(split <= base.saturating_mul(2_u32.saturating_pow(attempt.saturating_add(1))));
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
-use tower_redlock::protocol::{Holder, KeyNames, LockKeys, Namespace, OwnerToken, Shown, Store};
+use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Shown, Store, holder};
 
 /// All times are multiples of this, so that a difference in an expiry is no matter of speed.
 pub(crate) const STEP: Duration = secs(100);
@@ -183,7 +183,7 @@ pub(crate) fn names(keys: &[&str]) -> Arc<[KeyNames]> {
 
 /// Every other one shows who it is.
 pub(crate) fn owner(id: u8) -> OwnerToken {
-    let holder = Holder::parse(format!("{id} host/{id}\ta note").as_bytes());
+    let holder = holder::parse(format!("{id} host/{id}\ta note").as_bytes());
     let holder = holder.filter(|_| id % 2 == 1);
     OwnerToken::showing([id; 16], Shown::new(None, holder))
 }

@@ -6,7 +6,7 @@ use support::{self, ScriptNode, secs};
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{
-    ExecutionId, Fingerprint, Holder, KeyNames, LockKey, Namespace, OwnerToken, Record, Shown,
+    ExecutionId, Fingerprint, KeyNames, LockKey, Namespace, OwnerToken, Record, Shown, holder,
 };
 
 use crate::node_contract::{NOT_HELD, held};
@@ -264,7 +264,7 @@ pub(crate) fn owner(id: u8) -> OwnerToken {
         OwnerToken::from_random(random)
     } else {
         // Every other one shows who it is.
-        let holder = Holder::parse(format!("{id} host/{id}\ta note").as_bytes());
+        let holder = holder::parse(format!("{id} host/{id}\ta note").as_bytes());
         let holder = holder.filter(|_| id % 2 == 1);
         OwnerToken::showing(random, Shown::new(Some(fingerprint(id)), holder))
     }
