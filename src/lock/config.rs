@@ -32,8 +32,8 @@ use crate::lock::settings::{RestartGuard, settings};
 /// # Ok::<(), BuildError>(())
 /// ```
 ///
-/// Times are whole numbers with a unit: `500ms`, `10s`, `5m`, `1h` or `7d`. The settings are those of the builder but
-/// for its [`retry`](RedlockBuilder::retry), its pools, and its embedded nodes.
+/// Times have a unit, as the crate `humantime` reads them: `500ms`, `10s`, `5m`, `1h 30m` or `7d`. The settings are those
+/// of the builder but for its [`retry`](RedlockBuilder::retry), its pools, and its embedded nodes.
 ///
 /// # In a configuration file
 ///
@@ -228,18 +228,8 @@ trait FromValue: Sized {
 
 impl FromValue for Duration {
     fn from_value(value: &Value) -> Result<Self, &'static str> {
-        let text = value.as_str().ok_or(TIME)?;
-        let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(TIME)?);
-        let unit = match unit {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60 * 1_000,
-            "h" => 60 * 60 * 1_000,
-            "d" => 24 * 60 * 60 * 1_000,
-            _ => return Err(TIME),
-        };
-        let millis = number.parse::<u64>().map_err(|_| TIME)?.checked_mul(unit);
-        millis.map(Self::from_millis).ok_or(TIME)
+        let time = value.as_str().map(humantime::parse_duration);
+        time.and_then(Result::ok).ok_or(TIME)
     }
 }
 
@@ -373,7 +363,7 @@ fn parts(text: &str, separator: char) -> Result<Vec<&str>, String> {
 /// What is wrong with a list that has something else than URLs.
 const NO_URLS: &str = "not a list of URLs";
 
-const TIME: &str = "use a whole number with a unit, such as `500ms`, `10s`, `5m`, `1h` or `7d`";
+const TIME: &str = "use a number with a unit, such as `500ms`, `10s`, `5m`, `1h` or `7d`";
 const GUARD: &str = "use `auto`, `off`, or a time such as `30s`";
 const BOOL: &str = "use `true` or `false`";
 const TEXT: &str = "use text";

@@ -47,8 +47,8 @@ fn every_variable_is_the_setting_of_its_name() {
         ("REDLOCK_WAIT", "0s", Redlock::builder().wait(secs(0))),
         (
             "REDLOCK_MAX_HOLD",
-            "1h",
-            Redlock::builder().max_hold(secs(3_600)),
+            "1h 30m",
+            Redlock::builder().max_hold(secs(5_400)),
         ),
         ("REDLOCK_RENEW", "false", Redlock::builder().renew(false)),
         (
@@ -126,7 +126,7 @@ fn error_names_the_variable_its_value_and_the_remedy() {
         error("REDLOCK_TTL", "10"),
         format!("`REDLOCK_TTL` is 10: {TIME}")
     );
-    for time in ["", "s", "-1s", "1.5s", "1 s", "18446744073709551615d", "1w"] {
+    for time in ["", "s", "-1s", "5 sheep", "18446744073709551615d"] {
         let shown = if time.is_empty() { "empty" } else { time };
         let expected = format!("`REDLOCK_WAIT` is {shown}: {TIME}");
         assert_eq!(error("REDLOCK_WAIT", time), expected);
