@@ -147,12 +147,17 @@ where
                 };
             }
             Err(LockError::Closed) => return Ok(()),
-            // The same request fails again in any case.
-            Err(error) if error.outcome() == "invalid" => return Err(error),
-            Err(error) => {
+            Err(
+                error @ (LockError::Contended { .. }
+                | LockError::Unavailable { .. }
+                | LockError::Expired { .. }
+                | LockError::Overloaded { .. }),
+            ) => {
                 tracing::debug!(%error, "redlock campaign failed");
                 failures += 1;
             }
+            // The same request fails again in any case.
+            Err(error) => return Err(error),
         }
         // Other processes may lead now.
         tokio::select! {
