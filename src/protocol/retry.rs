@@ -74,7 +74,6 @@ fn drawn(retry: &Retry, bound: Duration, hint: Option<Duration>, random: u64) ->
 /// trips, because all attempts after the first successful one are in vain. `notifications` is the number of
 /// earlier releases after which the process did not get the lock: with more of them it tries sooner, so that
 /// no process waits much longer than the others.
-#[must_use]
 pub fn on_release(
     subscribers: usize,
     notifications: u32,

@@ -24,3 +24,6 @@ mod lease;
 mod task;
 
 pub(crate) use task::LockTask;
+
+#[cfg(test)]
+mod tests;
