@@ -442,3 +442,6 @@ async fn give_up(guards: Vec<LockGuard>) {
         drop(lease.released().await);
     }
 }
+
+#[cfg(test)]
+mod tests;
