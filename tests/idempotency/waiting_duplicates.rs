@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{OriginalUri, Request};
 use axum::http::header::HOST;
 use axum::http::{HeaderValue, Response, StatusCode};
@@ -12,9 +13,11 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::load_shed::LoadShedLayer;
+use tower::load_shed::error::Overloaded;
 use tower::util::BoxCloneService;
-use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
+use tower_redlock::middleware::ReadBody;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     IdempotencyLayer, KeyExtractor, LostReason, Redlock, RedlockLayer, Rejection, RunToCompletion,
@@ -172,6 +175,28 @@ async fn load_shed_inside_frees_the_key_of_a_request_that_it_sheds() {
             assert_eq!(executed.count(), 2);
         }
     }
+}
+
+/// The first of two calls may have had an effect, whatever the second one says.
+#[tokio::test(start_paused = true)]
+async fn request_that_is_shed_when_it_is_sent_again_keeps_its_key() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = counts_begun(&executed);
+    let sends_again = service_fn(move |request: Request<ReadBody<Body>>| {
+        let (app, (parts, body)) = (app.clone(), request.into_parts());
+        async move {
+            let _again = parts.clone();
+            let first = Request::from_parts(parts, body);
+            assert_eq!(app.oneshot(first).await?.status(), StatusCode::OK);
+            Err::<Response<Body>, _>(BoxError::from(Overloaded::new()))
+        }
+    });
+    let stack = once(&redlock(&nodes)).layer(sends_again);
+    let call = || stack.clone().oneshot(request("/payments", "a"));
+    assert!(call().await.is_err());
+    let retried = call().await.unwrap();
+    assert_eq!(retried.status(), StatusCode::CONFLICT);
+    assert_eq!(executed.count(), 1);
 }
 
 fn shed_all_but_one() -> (LoadShedLayer, ConcurrencyLimitLayer) {

@@ -1,5 +1,7 @@
 //! Tests of the state of a lock.
 
+use std::mem::ManuallyDrop;
+
 use super::*;
 use crate::lock::guard::LockGuard;
 use crate::lock::redlock::Redlock;
@@ -36,4 +38,17 @@ fn task_of_a_lock_that_was_revoked_meanwhile_does_not_rest() {
     assert!(held.take_rest().is_some());
     held.revoke();
     assert!(held.set_rest(rest()).is_some());
+}
+
+/// The last share of one lease may go while another task asks for more.
+#[tokio::test]
+async fn handle_of_several_leases_keeps_no_share_if_one_of_them_is_gone() {
+    let ((kept, first), (gone, second)) = (granted("a"), granted("b"));
+    let guard = first.join(vec![second]);
+    gone.leave();
+    assert!(guard.handle().upgrade().is_err());
+    // Its share of the second one is gone.
+    let _forgotten = ManuallyDrop::new(guard);
+    kept.leave();
+    assert!(!kept.is_shared());
 }
