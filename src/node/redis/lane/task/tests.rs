@@ -496,3 +496,16 @@ async fn jobs_give_their_room_in_the_inbox_back_however_they_end() {
     bench.lane.on_timer();
     ended(&bench, 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_new_connection_stands_by_while_the_silent_one_may_still_answer() {
+    let mut bench = Bench::new().await;
+    bench.acquire_together(&[Owner::new(1)]);
+    advance(TTL / 2).await;
+    bench.lane.start_attempt();
+    let opened = bench.candidate().await;
+    bench.lane.on_attempted(Ok(opened));
+    assert!(matches!(bench.lane.next, Next::Standby(..)));
+    // A release would overtake the request on the old one.
+    assert_eq!(bench.calls(), [1]);
+}
