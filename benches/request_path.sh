@@ -59,6 +59,7 @@ tower-redlock = { path = "$tree" }
 axum = "0.8"
 http = "1"
 proc-macro2 = { version = "1", features = ["span-locations"] }
+syn = { version = "2", default-features = false, features = ["full", "parsing", "visit"] }
 tokio = { version = "1", features = ["full"] }
 tower = { version = "0.5", features = ["util"] }
 

@@ -6,7 +6,6 @@ mod modules;
 #[allow(dead_code, reason = "the tests of the architecture use all of it")]
 #[path = "../../tests/floors/text.rs"]
 mod text;
-#[path = "../../tests/floors/tokens.rs"]
 mod tokens;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -209,19 +208,15 @@ fn mentioned_types(krate: &Crate, file: usize, tokens: &[&Token]) -> BTreeSet<(u
 fn is_type(krate: &Crate, file: usize, name: &str) -> bool {
     let modules = krate.modules.values().filter(|module| module.file == file);
     let mut items = modules.flat_map(|module| &module.items);
-    items.any(|item| item.name == name && TYPES.contains(&item.kind.as_str()))
+    items.any(|item| item.name == name && item.is_type)
 }
 
 fn declared_types(krate: &Crate) -> usize {
     let items = krate.modules.values().flat_map(|module| &module.items);
-    items
-        .filter(|item| TYPES.contains(&item.kind.as_str()))
-        .count()
+    items.filter(|item| item.is_type).count()
 }
 
 fn source_files(krate: &Crate) -> usize {
     let files: BTreeSet<usize> = krate.modules.values().map(|module| module.file).collect();
     files.len()
 }
-
-const TYPES: [&str; 5] = ["struct", "enum", "union", "trait", "type"];

@@ -4,64 +4,32 @@ use std::collections::BTreeMap;
 
 use crate::text::File;
 
-/// A run of equal lines in two places.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Duplicate {
-    pub(crate) first: String,
-    pub(crate) second: String,
-    pub(crate) lines: usize,
-}
-
 struct Line<'a> {
     file: &'a File,
     number: usize,
     text: &'a str,
 }
 
-/// The longest runs of at least `least` equal lines, wherever they begin.
+/// The pairs of places at which the same `least` lines begin: several for a longer run.
 ///
 /// Lines are compared without the spaces around them. Blank lines and `use` statements do not count and do not
 /// end a run. All others count, also comments, attributes, tests and lines with nothing but a bracket.
 /// A run does not go from one file into the next.
-pub(crate) fn duplicates(files: &[File], least: usize) -> Vec<Duplicate> {
-    let mut lines = Vec::new();
-    for file in files {
-        lines.extend(counted(file));
-    }
-    let equal = |one: usize, other: usize| {
-        let (one, other) = (&lines[one], &lines[other]);
-        one.text == other.text && !one.text.is_empty()
-    };
-    let mut places: BTreeMap<Vec<&str>, Vec<usize>> = BTreeMap::new();
+pub(crate) fn duplicates(files: &[File], least: usize) -> Vec<String> {
     let mut found = Vec::new();
+    let lines: Vec<Line<'_>> = files.iter().flat_map(counted).collect();
+    let mut places: BTreeMap<Vec<&str>, usize> = BTreeMap::new();
     for (second, window) in lines.windows(least).enumerate() {
         let texts: Vec<&str> = window.iter().map(|line| line.text).collect();
-        if texts.contains(&"") {
-            continue;
+        let is_inside = !texts.contains(&"");
+        let first = *places.entry(texts).or_insert(second);
+        if is_inside && first + least <= second {
+            let place =
+                |at: usize| format!("{}:{}", lines[at].file.path.display(), lines[at].number);
+            found.push(format!("{} and {}", place(first), place(second)));
         }
-        let firsts = places.entry(texts).or_default();
-        for &first in firsts.iter() {
-            let is_begun = first > 0 && equal(first - 1, second - 1);
-            if is_begun || first + least > second {
-                continue;
-            }
-            let rest =
-                (0..lines.len() - second).take_while(|ahead| equal(first + ahead, second + ahead));
-            found.push(Duplicate {
-                first: lines[first].place(),
-                second: lines[second].place(),
-                lines: rest.count(),
-            });
-        }
-        firsts.push(second);
     }
     found
-}
-
-impl Line<'_> {
-    fn place(&self) -> String {
-        format!("{}:{}", self.file.path.display(), self.number)
-    }
 }
 
 /// The lines of a file that count, and an empty one behind them.

@@ -2,22 +2,19 @@
 //!
 //! The crate is built in floors, each of which knows only those below it. The compiler accepts a floor that
 //! reaches upwards, and files that import each other in a circle; these tests read the source text and do not.
-//! They find nothing wrong also if they cannot read, so each proof has a second test, which plants what it
-//! must find.
+//! They find nothing wrong also if they cannot read, so `eyes` plants what they must find.
 
-mod circles;
 mod duplicates;
 mod eyes;
 mod imports;
 mod modules;
 mod text;
-mod tokens;
-mod words;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::imports::Arrow;
-use crate::modules::{Crate, Target};
+use crate::modules::Crate;
 use crate::text::{File, read, read_files};
 
 /// From the bottom to the top.
@@ -50,31 +47,22 @@ const SHARED_NAMES: [&str; 4] = ["Config", "Error", "State", "ResponseFuture"];
 fn the_protocol_imports_only_itself_and_std() {
     let external = dependencies(&read(&root().join("Cargo.toml")));
     assert!(external.iter().any(|name| name == "tokio"), "{external:?}");
-    let krate = Crate::new(&sources());
-    assert_eq!(foreign_imports(&krate, "protocol", &external), NONE);
+    assert_none(&external_paths(&krate(), FLOORS[0], &external));
 }
 
 #[test]
 fn no_floor_imports_one_above_it() {
-    let krate = Crate::new(&sources());
-    assert_eq!(upward(&krate), NONE);
+    assert_none(&upward(&krate()));
 }
 
 #[test]
 fn no_file_of_a_floor_imports_another_in_a_circle() {
-    let krate = Crate::new(&sources());
-    let found = floor_circles(&krate);
-    assert!(
-        found.is_empty(),
-        "{} circles:\n{}",
-        found.len(),
-        found.join("\n")
-    );
+    assert_none(&floor_circles(&krate()));
 }
 
 #[test]
 fn every_source_file_is_read() {
-    let krate = Crate::new(&sources());
+    let krate = krate();
     let mut read: Vec<&PathBuf> = krate
         .modules
         .values()
@@ -94,20 +82,12 @@ fn every_source_file_is_read() {
 
 #[test]
 fn no_two_places_share_eight_lines() {
-    let files = sources_and_scripts();
-    let found = duplicates::duplicates(&files, EQUAL_LINES);
-    let shown = found.iter().map(|duplicate| {
-        let (first, second) = (&duplicate.first, &duplicate.second);
-        format!("{first} and {second}: {} lines", duplicate.lines)
-    });
-    let shown: Vec<String> = shown.collect();
-    assert!(shown.is_empty(), "\n{}", shown.join("\n"));
+    assert_none(&duplicates::duplicates(&sources_and_scripts(), EQUAL_LINES));
 }
 
 #[test]
 fn no_two_types_have_one_name() {
-    let found = words::equal_types(&Crate::new(&sources()), &SHARED_NAMES);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    assert_none(&equal_types(&krate()));
 }
 
 #[test]
@@ -116,24 +96,20 @@ fn subjects_without_a_name_stand_at_most_five_times_in_source_and_documentation(
     let mut files = sources_and_scripts();
     files.extend(read_files(&root().join("docs"), "md"));
     files.push(readme);
-    let found = words::whole_words(&files, &NAMELESS);
-    assert!(
-        found.len() <= MAX_NAMELESS,
-        "{} times:\n{}",
-        found.len(),
-        found.join("\n")
-    );
+    let found = mentions(&files, &NAMELESS, None);
+    assert!(found.len() <= MAX_NAMELESS, "\n{}", found.join("\n"));
 }
 
 #[test]
 fn the_lock_floor_mentions_no_records_fingerprints_or_replays() {
-    let found = words::parts_of_words(
-        &read_files(&root().join("src/lock"), "rs"),
+    let files = read_files(&root().join("src/lock"), "rs");
+    // A span of `tracing` has fields that are recorded.
+    let found = mentions(
+        &files,
         &["record", "fingerprint", "replay"],
-        // A span of `tracing` has fields that are recorded.
-        &[".record("],
+        Some(".record("),
     );
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    assert_none(&found);
 }
 
 #[test]
@@ -151,44 +127,32 @@ fn every_source_file_says_what_it_is_for() {
 
 #[test]
 fn no_source_file_is_longer_than_six_hundred_lines() {
-    let files = sources_and_scripts();
-    for file in files {
+    for file in sources_and_scripts() {
         let lines = file.text.lines().count();
         assert!(lines <= MAX_LINES, "{}: {lines} lines", file.path.display());
     }
 }
 
-/// Nothing found: tests compare with it, so that a failure prints what was found.
-const NONE: [String; 0] = [];
+#[track_caller]
+fn assert_none(found: &[String]) {
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
 
-/// What the files of a floor name that is neither on this floor nor in std.
-fn foreign_imports(krate: &Crate, floor: &str, external: &[String]) -> Vec<String> {
-    let mut wrong = Vec::new();
-    for (path, module) in &krate.modules {
-        if path.first().is_none_or(|first| first != floor) {
-            continue;
-        }
+/// What the files of a floor name of other crates.
+fn external_paths(krate: &Crate, floor: &str, external: &[String]) -> Vec<String> {
+    let mut found = Vec::new();
+    for module in krate.modules.values() {
         let imports = module.imports.iter();
-        let imports = imports.map(|import| (import.line, &import.path, true));
-        let paths = module.paths.iter().map(|(line, path)| (*line, path, false));
-        for (line, written, is_import) in imports.chain(paths) {
-            let first = written[0].as_str();
-            let is_wrong = match krate.resolve(path, written) {
-                Some(Target::Item { file, .. }) => floor_of(krate, file) != Some(floor),
-                Some(Target::Module(module) | Target::Hidden(module)) => {
-                    module.first().is_none_or(|first| first != floor)
-                }
-                // A name in code may be a local one, so the list of the crates decides about it.
-                None if is_import => !["std", "core"].contains(&first),
-                None => external.iter().any(|name| name == first),
-            };
-            if is_wrong {
+        let imports = imports.map(|import| (import.line, &import.path));
+        let paths = module.paths.iter().map(|(line, path)| (*line, path));
+        for (line, path) in imports.chain(paths) {
+            if floor_of(krate, module.file) == Some(floor) && external.contains(&path[0]) {
                 let file = krate.files[module.file].display();
-                wrong.push(format!("{file}:{line}: {}", written.join("::")));
+                found.push(format!("{file}:{line}: {}", path.join("::")));
             }
         }
     }
-    wrong
+    found
 }
 
 /// The arrows from a floor to one above it, and to what belongs to no floor.
@@ -197,29 +161,71 @@ fn upward(krate: &Crate) -> Vec<String> {
         let floor = floor_of(krate, file);
         floor.and_then(|floor| FLOORS.iter().position(|name| *name == floor))
     };
-    let arrows = imports::arrows(krate);
-    let upward = arrows.iter().filter(|arrow| {
+    let arrows = imports::arrows(krate).into_iter().filter(|arrow| {
         let (from, to) = (level(arrow.from), level(arrow.to));
         from.is_some() && to.is_none_or(|to| from < Some(to))
     });
-    upward
-        .map(|arrow| circles::shown_arrow(arrow, |file| krate.files[file].display().to_string()))
-        .collect()
+    arrows.map(|arrow| shown(krate, &arrow)).collect()
 }
 
-/// The circles in each floor, in words.
+/// The imports inside of each floor that are part of circles.
 fn floor_circles(krate: &Crate) -> Vec<String> {
-    let arrows = imports::arrows(krate);
-    let mut shown = Vec::new();
-    for floor in FLOORS {
-        let is_inside = |file| floor_of(krate, file) == Some(floor);
-        let inside = |arrow: &&Arrow| is_inside(arrow.from) && is_inside(arrow.to);
-        let inside: Vec<Arrow> = arrows.iter().filter(inside).cloned().collect();
-        let name = |file: usize| krate.files[file].display().to_string();
-        let circles = circles::circles(&inside);
-        shown.extend(circles.iter().map(|circle| circles::shown(circle, name)));
+    let mut inside: BTreeMap<&str, Vec<Arrow>> = BTreeMap::new();
+    for arrow in imports::arrows(krate) {
+        let floor = floor_of(krate, arrow.from);
+        if floor == floor_of(krate, arrow.to) {
+            inside
+                .entry(floor.unwrap_or("beside"))
+                .or_default()
+                .push(arrow);
+        }
     }
-    shown
+    let circular = inside.into_values().flat_map(imports::circular);
+    circular.map(|arrow| shown(krate, &arrow)).collect()
+}
+
+/// `a.rs:3: Item of b.rs`.
+fn shown(krate: &Crate, arrow: &Arrow) -> String {
+    let [from, to] = [arrow.from, arrow.to].map(|file| krate.files[file].display());
+    format!("{from}:{}: {} of {to}", arrow.line, arrow.item)
+}
+
+/// The places where one of `words` stands, in any case, also within a longer word, but not in `exception`.
+fn mentions(files: &[File], words: &[&str], exception: Option<&str>) -> Vec<String> {
+    let mut found = Vec::new();
+    for file in files {
+        for (at, line) in file.text.lines().enumerate() {
+            let mut rest = line.to_lowercase();
+            if let Some(exception) = exception {
+                rest = rest.replace(exception, " ");
+            }
+            if words.iter().any(|word| rest.contains(word)) {
+                found.push(format!(
+                    "{}:{}: {}",
+                    file.path.display(),
+                    at + 1,
+                    line.trim()
+                ));
+            }
+        }
+    }
+    found
+}
+
+/// The structs, enums, traits and type aliases of one name in several files, apart from those of an allowed name.
+fn equal_types(krate: &Crate) -> Vec<String> {
+    let mut places: BTreeMap<&str, BTreeSet<&Path>> = BTreeMap::new();
+    for module in krate.modules.values() {
+        for item in module.items.iter().filter(|item| item.is_type) {
+            let files = places.entry(&item.name).or_default();
+            files.insert(&krate.files[module.file]);
+        }
+    }
+    places.retain(|name, files| files.len() > 1 && !SHARED_NAMES.contains(name));
+    let shared = places.iter();
+    shared
+        .map(|(name, files)| format!("{name}: {files:?}"))
+        .collect()
 }
 
 /// The floor that a file is on; none for a file beside the floors.
@@ -243,6 +249,10 @@ fn dependencies(manifest: &str) -> Vec<String> {
         }
     }
     names
+}
+
+fn krate() -> Crate {
+    Crate::new(&sources())
 }
 
 fn sources_and_scripts() -> Vec<File> {

@@ -1,14 +1,20 @@
 //! The modules of a crate: their items, their imports and the paths in their code, and what a path leads to.
 //!
-//! This reads text, without the types. It knows `crate`, `self` and `super`, nested groups, renames, globs and
-//! re-exports through any number of modules. It does not expand macros: a path into a module that does not show
-//! the item counts as one to the module's own file.
+//! This reads syntax, without the types. It knows `crate`, `self` and `super`, nested groups, renames and re-exports
+//! through any number of modules. It does not expand macros: a path into a module that does not show the item counts as
+//! one to the module's own file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use proc_macro2::{Ident, TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+use syn::{
+    Attribute, Expr, ExprMethodCall, ImplItem, Item, ItemImpl, ItemUse, Macro, MetaList, Path,
+    Type, UseTree, Visibility,
+};
+
 use crate::text::File;
-use crate::tokens::{self, Token};
 
 pub(crate) type ModulePath = Vec<String>;
 
@@ -23,24 +29,18 @@ pub(crate) struct Crate {
 pub(crate) struct Module {
     /// An index into [`Crate::files`].
     pub(crate) file: usize,
-    pub(crate) items: Vec<Item>,
+    pub(crate) items: Vec<Named>,
     pub(crate) imports: Vec<Import>,
-    /// Paths of two or more words in code, as they are written.
+    /// Paths of two or more words in code, as they are written. `self.name()` is one to `Self::name`.
     pub(crate) paths: Vec<(usize, Vec<String>)>,
     /// Every word in code, outside of imports.
     pub(crate) words: BTreeSet<String>,
     pub(crate) methods: Vec<Methods>,
-    /// The functions that are called on `self`, with their lines.
-    pub(crate) self_calls: Vec<(usize, String)>,
-    children: BTreeSet<String>,
 }
 
-pub(crate) struct Item {
-    pub(crate) kind: String,
+pub(crate) struct Named {
     pub(crate) name: String,
-    pub(crate) line: usize,
-    /// Whether an attribute `cfg` decides about it, or about a module around it in this file.
-    pub(crate) is_conditional: bool,
+    pub(crate) is_type: bool,
 }
 
 pub(crate) struct Import {
@@ -81,8 +81,9 @@ impl Crate {
             let Some(file) = this.file_of(&path) else {
                 continue;
             };
-            let tokens = tokens::tokens(&files[file].text);
-            open.extend(this.read_module(file, &tokens, path, false));
+            let syntax = syn::parse_file(&files[file].text);
+            let syntax = syntax.unwrap_or_else(|error| panic!("{path:?}: {error}"));
+            open.extend(this.read_module(file, path, &syntax.items));
         }
         this
     }
@@ -98,90 +99,24 @@ impl Crate {
     }
 
     /// Reads a module and those inside it; returns the modules that have files of their own.
-    fn read_module(
-        &mut self,
-        file: usize,
-        tokens: &[Token],
-        path: ModulePath,
-        is_gated: bool,
-    ) -> Vec<ModulePath> {
+    fn read_module(&mut self, file: usize, path: ModulePath, items: &[Item]) -> Vec<ModulePath> {
         let mut module = Module {
             file,
             ..Module::default()
         };
         let mut elsewhere = Vec::new();
-        let (mut at, mut is_public, mut is_conditional) = (0, false, is_gated);
-        while at < tokens.len() {
-            match tokens[at].text.as_str() {
-                "#" => {
-                    let end = tokens::end_of_attribute(tokens, at);
-                    is_conditional |= tokens[at..end].iter().any(|token| token.is("cfg"));
-                    module.read_code(&tokens[at..end]);
-                    at = end;
-                    continue;
+        for item in items {
+            if let Item::Mod(inner) = item {
+                let child = [path.as_slice(), &[inner.ident.to_string()]].concat();
+                match &inner.content {
+                    _ if is_for_tests(&inner.attrs) => {}
+                    Some((_, items)) => elsewhere.extend(self.read_module(file, child, items)),
+                    None => elsewhere.push(child),
                 }
-                "pub" => {
-                    is_public = true;
-                    at += 1;
-                    if tokens.get(at).is_some_and(|token| token.is("(")) {
-                        let close = tokens[at..].iter().position(|token| token.is(")"));
-                        let end = at + close.map_or(1, |close| close + 1);
-                        module.read_code(&tokens[at..end]);
-                        at = end;
-                    }
-                    continue;
-                }
-                // The item's kind follows.
-                "unsafe" | "async" | "extern" => {
-                    at += 1;
-                    continue;
-                }
-                "const" if tokens[at + 1..].first().is_some_and(is_function_word) => {
-                    at += 1;
-                    continue;
-                }
-                _ => {}
+            } else {
+                module.items.extend(named(item));
+                module.visit_item(item);
             }
-            let end = tokens::end_of_item(tokens, at);
-            let item = &tokens[at..end];
-            match item[0].text.as_str() {
-                "use" => module.read_import(item, is_public),
-                "mod" => {
-                    let name = item[1].text.clone();
-                    let child = [path.as_slice(), std::slice::from_ref(&name)].concat();
-                    module.children.insert(name);
-                    if item[2].is("{") {
-                        elsewhere.extend(self.read_module(
-                            file,
-                            &item[3..item.len() - 1],
-                            child,
-                            is_conditional,
-                        ));
-                    } else {
-                        elsewhere.push(child);
-                    }
-                }
-                kind => {
-                    let name = match kind {
-                        "struct" | "enum" | "union" | "trait" | "type" | "static" | "const"
-                        | "fn" => item.get(1),
-                        "macro_rules" => item.get(2),
-                        _ => None,
-                    };
-                    module.items.extend(name.map(|name| Item {
-                        kind: kind.to_owned(),
-                        name: name.text.clone(),
-                        line: name.line,
-                        is_conditional,
-                    }));
-                    if kind == "impl" {
-                        module.methods.extend(methods(item));
-                    }
-                    module.read_code(item);
-                }
-            }
-            at = end;
-            (is_public, is_conditional) = (false, is_gated);
         }
         self.modules.insert(path, module);
         elsewhere
@@ -189,39 +124,28 @@ impl Crate {
 
     /// What a path in the code of `module` leads to; nothing if that is another crate or a local name.
     pub(crate) fn resolve(&self, module: &[String], path: &[String]) -> Option<Target> {
-        self.follow(module, path, &mut Vec::new())
+        self.follow(module, path, MOST_REEXPORTS)
     }
 
-    fn follow(&self, from: &[String], path: &[String], seen: &mut Seen) -> Option<Target> {
-        let mut rest = path.iter();
-        let mut at = match rest.clone().next()?.as_str() {
-            "crate" => {
-                rest.next();
-                Target::Module(ModulePath::new())
-            }
-            "self" => {
-                rest.next();
-                Target::Module(from.to_vec())
-            }
-            "super" => Target::Module(from.to_vec()),
-            first => {
-                rest.next();
-                let is_last = path.len() == 1;
-                self.look_up(from, first, is_last, seen)?
-            }
-        };
-        while let Some(name) = rest.next() {
+    fn follow(&self, from: &[String], path: &[String], reexports: usize) -> Option<Target> {
+        let mut at = Target::Module(from.to_vec());
+        for (place, name) in path.iter().enumerate() {
             let Target::Module(module) = &at else {
                 // An associated item, or a variant.
                 break;
             };
-            at = if name == "super" {
-                let (_, parent) = module.split_last()?;
-                Target::Module(parent.to_vec())
-            } else {
-                let is_last = rest.len() == 0;
-                self.look_up(module, name, is_last, seen)
-                    .unwrap_or_else(|| Target::Hidden(module.clone()))
+            at = match name.as_str() {
+                "crate" => Target::Module(ModulePath::new()),
+                "self" => continue,
+                "super" => Target::Module(module.split_last()?.1.to_vec()),
+                name => {
+                    let is_last = place + 1 == path.len();
+                    match self.look_up(module, name, is_last, reexports) {
+                        Some(found) => found,
+                        None if place == 0 => return None,
+                        None => Target::Hidden(module.clone()),
+                    }
+                }
             };
         }
         Some(at)
@@ -233,199 +157,195 @@ impl Crate {
         path: &[String],
         name: &str,
         is_last: bool,
-        seen: &mut Seen,
-    ) -> Option<Target> {
-        let asked = (path.to_vec(), name.to_owned(), is_last);
-        if seen.contains(&asked) {
-            return None;
-        }
-        seen.push(asked);
-        let found = self.look_into(path, name, is_last, seen);
-        seen.pop();
-        found
-    }
-
-    fn look_into(
-        &self,
-        path: &[String],
-        name: &str,
-        is_last: bool,
-        seen: &mut Seen,
+        reexports: usize,
     ) -> Option<Target> {
         let module = self.modules.get(path)?;
-        let child = module
-            .children
-            .contains(name)
-            .then(|| Target::Module([path, &[name.to_owned()]].concat()));
+        let reexports = reexports.checked_sub(1)?;
+        let child = [path, &[name.to_owned()]].concat();
+        let child = self
+            .modules
+            .contains_key(&child)
+            .then_some(Target::Module(child));
         if child.is_some() && !is_last {
             return child;
         }
-        let item = module.items.iter().find(|item| item.name == name);
-        if let Some(item) = item {
-            let (file, name) = (module.file, item.name.clone());
+        if module.items.iter().any(|item| item.name == name) {
+            let (file, name) = (module.file, name.to_owned());
             return Some(Target::Item { file, name });
         }
-        let bound = module
-            .imports
-            .iter()
-            .filter(|import| import.name == name)
-            .find_map(|import| self.follow(path, &import.path, seen))
-            .filter(|target| !matches!(target, Target::Hidden(_)));
-        if bound.is_some() || child.is_some() {
-            return bound.or(child);
-        }
-        let globs = module.imports.iter().filter(|import| import.name == "*");
-        for glob in globs {
-            if let Some(Target::Module(inner)) = self.follow(path, &glob.path, seen)
-                && let Some(found) = self.look_up(&inner, name, is_last, seen)
-            {
-                return Some(found);
-            }
-        }
-        None
+        let bound_as = |name| {
+            let imports = module.imports.iter();
+            let imports = imports.filter(move |import| import.name == name);
+            imports.filter_map(move |import| self.follow(path, &import.path, reexports))
+        };
+        let by_glob = || {
+            bound_as("*").find_map(|target| match target {
+                Target::Module(inner) => self.look_up(&inner, name, is_last, reexports),
+                _ => None,
+            })
+        };
+        let bound = bound_as(name).next();
+        let bound = bound.filter(|target| !matches!(target, Target::Hidden(_)));
+        bound.or(child).or_else(by_glob)
     }
 }
 
-/// The questions that are being answered, so that re-exports in a circle end.
-type Seen = Vec<(ModulePath, String, bool)>;
+/// After so many, re-exports go in a circle.
+const MOST_REEXPORTS: usize = 16;
 
 impl Module {
-    /// Reads a `use` from its first token to its `;`.
-    fn read_import(&mut self, tokens: &[Token], is_reexport: bool) {
-        let line = tokens[0].line;
-        let mut prefixes: Vec<Vec<String>> = Vec::new();
-        let mut path: Vec<String> = Vec::new();
-        let mut rename = None;
-        let mut is_rename = false;
-        for token in &tokens[1..] {
-            match token.text.as_str() {
-                "::" => {}
-                "as" => is_rename = true,
-                "{" => {
-                    prefixes.push(path.clone());
-                }
-                "," | "}" | ";" => {
-                    let prefix = prefixes.last().cloned().unwrap_or_default();
-                    if path.len() > prefix.len() {
-                        self.push_import(line, path, rename.take(), is_reexport);
-                    }
-                    path = prefix;
-                    if token.is("}") {
-                        // What stands in front of the group has been imported with it.
-                        prefixes.pop();
-                        path = prefixes.last().cloned().unwrap_or_default();
-                    }
-                }
-                word if is_rename => {
-                    rename = Some(word.to_owned());
-                    is_rename = false;
-                }
-                word => path.push(word.to_owned()),
+    fn read_import(&mut self, of: &ItemUse, tree: &UseTree, path: &[String]) {
+        let with = |name: &Ident| [path, &[name.to_string()]].concat();
+        let (path, name) = match tree {
+            UseTree::Path(part) => return self.read_import(of, &part.tree, &with(&part.ident)),
+            UseTree::Group(group) => {
+                let trees = group.items.iter();
+                return trees.for_each(|tree| self.read_import(of, tree, path));
             }
-        }
-    }
-
-    fn push_import(
-        &mut self,
-        line: usize,
-        mut path: Vec<String>,
-        rename: Option<String>,
-        is_reexport: bool,
-    ) {
-        // `a::{self}` is `a`.
-        if path.len() > 1 && path.last().is_some_and(|last| last == "self") {
-            path.pop();
-        }
-        let mut name = rename.unwrap_or_else(|| path.last().cloned().unwrap_or_default());
-        if name == "*" {
-            path.pop();
-            name = "*".to_owned();
-        }
+            // `a::{self}` is `a`.
+            UseTree::Name(leaf) if leaf.ident == "self" => {
+                (path.to_vec(), path.last().cloned().unwrap_or_default())
+            }
+            UseTree::Name(leaf) => (with(&leaf.ident), leaf.ident.to_string()),
+            UseTree::Rename(leaf) => (with(&leaf.ident), leaf.rename.to_string()),
+            UseTree::Glob(_) => (path.to_vec(), "*".to_owned()),
+        };
+        let is_reexport = !matches!(of.vis, Visibility::Inherited);
+        assert!(
+            is_reexport || name != "*",
+            "`use {}::*` does not say what it imports",
+            path.join("::")
+        );
         self.imports.push(Import {
-            line,
+            line: of.use_token.span.start().line,
             path,
             name,
             is_reexport,
         });
     }
 
-    /// Reads the words and paths of an item, and the imports inside of functions.
-    fn read_code(&mut self, tokens: &[Token]) {
-        let mut at = 0;
-        while at < tokens.len() {
-            let token = &tokens[at];
-            let next = |ahead: usize| tokens.get(at + ahead);
-            if token.is("use") && next(1).is_some_and(|next| next.is_word() || next.is("::")) {
-                let end = tokens::end_of_item(tokens, at);
-                self.read_import(&tokens[at..end], false);
-                at = end;
-                continue;
-            }
-            if !token.is_word() {
-                at += 1;
-                continue;
-            }
-            if token.is("self") || token.is("Self") {
-                let is_call = next(1).is_some_and(|next| next.is(".") || next.is("::"))
-                    && next(3).is_some_and(|next| next.is("("));
-                if is_call {
-                    self.self_calls
-                        .push((token.line, tokens[at + 2].text.clone()));
+    fn push_path(&mut self, path: &[&Ident]) {
+        if let [first, _, ..] = path {
+            let names = path.iter().map(ToString::to_string);
+            self.paths.push((line(first), names.collect()));
+        }
+    }
+
+    /// Reads the words and paths of what only a macro understands.
+    fn read_tokens(&mut self, tokens: TokenStream) {
+        let mut path: Vec<Ident> = Vec::new();
+        let mut colons = 0;
+        for token in tokens {
+            match token {
+                TokenTree::Punct(sign) if sign.as_char() == ':' => {
+                    colons += 1;
+                    continue;
+                }
+                TokenTree::Ident(word) => {
+                    self.visit_ident(&word);
+                    if colons != 2 {
+                        self.push_path(&Vec::from_iter(&path));
+                        path.clear();
+                    }
+                    path.push(word);
+                }
+                other => {
+                    self.push_path(&Vec::from_iter(&path));
+                    path.clear();
+                    if let TokenTree::Group(group) = other {
+                        self.read_tokens(group.stream());
+                    }
                 }
             }
-            let mut path = vec![token.text.clone()];
-            let mut end = at + 1;
-            while tokens.get(end).is_some_and(|sign| sign.is("::"))
-                && tokens.get(end + 1).is_some_and(Token::is_word)
-            {
-                path.push(tokens[end + 1].text.clone());
-                end += 2;
-            }
-            // `.name::<T>()`, `<T as Trait>::name` and `::other_crate` begin no path of this crate.
-            let is_inner = at > 0 && (tokens[at - 1].is(".") || tokens[at - 1].is("::"));
-            self.words.extend(path.iter().cloned());
-            if path.len() > 1 && (!is_inner || token.is("crate")) {
-                self.paths.push((token.line, path));
-            }
-            at = end;
+            colons = 0;
+        }
+        self.push_path(&Vec::from_iter(&path));
+    }
+}
+
+impl<'ast> Visit<'ast> for Module {
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        self.read_import(item, &item.tree, &[]);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast ItemImpl) {
+        if let (None, Type::Path(of)) = (&item.trait_, &*item.self_ty) {
+            let names = item.items.iter().filter_map(|item| match item {
+                ImplItem::Fn(function) => Some(function.sig.ident.to_string()),
+                _ => None,
+            });
+            self.methods.push(Methods {
+                of: idents(&of.path).iter().map(ToString::to_string).collect(),
+                names: names.collect(),
+            });
+        }
+        visit::visit_item_impl(self, item);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
+        if let Expr::Path(receiver) = &*call.receiver
+            && receiver.path.is_ident("self")
+        {
+            self.push_path(&[&Ident::new("Self", call.method.span()), &call.method]);
+        }
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_path(&mut self, path: &'ast Path) {
+        self.push_path(&idents(path));
+        visit::visit_path(self, path);
+    }
+
+    fn visit_ident(&mut self, ident: &Ident) {
+        self.words.insert(ident.to_string());
+    }
+
+    fn visit_macro(&mut self, called: &'ast Macro) {
+        self.visit_path(&called.path);
+        self.read_tokens(called.tokens.clone());
+    }
+
+    fn visit_meta_list(&mut self, list: &'ast MetaList) {
+        // That may name a crate which an optional feature brings.
+        if !list.path.is_ident("cfg_attr") {
+            self.read_tokens(list.tokens.clone());
         }
     }
 }
 
-/// The functions of an `impl` without a trait.
-fn methods(tokens: &[Token]) -> Option<Methods> {
-    let mut at = 1;
-    if tokens.get(1)?.is("<") {
-        at = tokens::end_of_generics(tokens, 1);
-    }
-    let mut of = Vec::new();
-    let body = loop {
-        let token = tokens.get(at)?;
-        match token.text.as_str() {
-            "for" => return None,
-            "{" => break at,
-            "<" => at = tokens::end_of_generics(tokens, at),
-            "where" => {
-                let body = tokens[at..].iter().position(|token| token.is("{"))?;
-                break at + body;
-            }
-            word => {
-                if token.is_word() {
-                    of.push(word.to_owned());
-                }
-                at += 1;
-            }
-        }
-    };
-    let functions = tokens[body..].windows(2).filter(|pair| pair[0].is("fn"));
-    Some(Methods {
-        of,
-        names: functions.map(|pair| pair[1].text.clone()).collect(),
+fn idents(path: &Path) -> Vec<&Ident> {
+    path.segments.iter().map(|part| &part.ident).collect()
+}
+
+fn line(ident: &Ident) -> usize {
+    ident.span().start().line
+}
+
+fn is_for_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute.meta.require_list().is_ok_and(|list| {
+                let condition = list.tokens.to_string().replace(' ', "");
+                condition == "test" || condition.starts_with("all(test,")
+            })
     })
 }
 
-fn is_function_word(token: &Token) -> bool {
-    ["fn", "unsafe", "async", "extern"]
-        .iter()
-        .any(|word| token.is(word))
+/// The name of an item of a kind that has one.
+fn named(item: &Item) -> Option<Named> {
+    let (name, is_type) = match item {
+        Item::Struct(item) => (&item.ident, true),
+        Item::Enum(item) => (&item.ident, true),
+        Item::Trait(item) => (&item.ident, true),
+        Item::Type(item) => (&item.ident, true),
+        Item::Const(item) => (&item.ident, false),
+        Item::Static(item) => (&item.ident, false),
+        Item::Fn(item) => (&item.sig.ident, false),
+        Item::Macro(item) => (item.ident.as_ref()?, false),
+        _ => return None,
+    };
+    Some(Named {
+        name: name.to_string(),
+        is_type,
+    })
 }

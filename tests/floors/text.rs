@@ -16,40 +16,28 @@ impl File {
     }
 }
 
-/// All files below `folder` with this extension, in the order of their names; none without the folder.
+/// All files below `folder` with this extension, in the order of their names.
 pub(crate) fn read_files(folder: &Path, extension: &str) -> Vec<File> {
-    let below = |path: &Path| path.strip_prefix(folder).expect("is below").to_owned();
-    let mut paths = Vec::new();
-    push_paths(folder, &mut paths);
-    paths.sort();
-    paths
-        .iter()
-        .filter(|path| path.extension().is_some_and(|found| found == extension))
-        .map(|path| File {
-            path: below(path),
-            text: read(path),
-        })
-        .collect()
-}
-
-fn push_paths(folder: &Path, paths: &mut Vec<PathBuf>) {
-    let Ok(entries) = fs::read_dir(folder) else {
-        return;
-    };
-    for entry in entries {
-        let path = entry.expect("a readable folder").path();
-        if path.is_dir() {
-            push_paths(&path, paths);
-        } else {
-            paths.push(path);
+    let mut files = Vec::new();
+    let mut open = vec![folder.to_owned()];
+    while let Some(inner) = open.pop() {
+        for entry in fs::read_dir(inner).expect("a readable folder") {
+            let path = entry.expect("a readable folder").path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                let below = path.strip_prefix(folder).expect("is below");
+                files.push(File {
+                    path: below.to_owned(),
+                    text: read(&path),
+                });
+            }
         }
     }
+    files.sort_by(|one, other| one.path.cmp(&other.path));
+    files
 }
 
 pub(crate) fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-pub(crate) fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
 }

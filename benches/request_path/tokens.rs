@@ -2,8 +2,6 @@
 
 use proc_macro2::{Delimiter, Spacing, Span, TokenStream, TokenTree};
 
-use crate::text::is_word;
-
 #[derive(Clone)]
 pub(crate) struct Token {
     pub(crate) text: String,
@@ -17,7 +15,8 @@ impl Token {
     }
 
     pub(crate) fn is_word(&self) -> bool {
-        self.text.starts_with(is_word)
+        self.text
+            .starts_with(|c: char| c.is_alphanumeric() || c == '_')
     }
 }
 
@@ -113,7 +112,7 @@ pub(crate) fn end_of_item(tokens: &[Token], start: usize) -> usize {
 }
 
 /// The index behind the attribute whose `#` stands at `start`.
-pub(crate) fn end_of_attribute(tokens: &[Token], start: usize) -> usize {
+fn end_of_attribute(tokens: &[Token], start: usize) -> usize {
     let mut depth = 0_usize;
     for (at, token) in tokens.iter().enumerate().skip(start) {
         match token.text.as_str() {
@@ -125,22 +124,6 @@ pub(crate) fn end_of_attribute(tokens: &[Token], start: usize) -> usize {
                 }
             }
             _ => {}
-        }
-    }
-    tokens.len()
-}
-
-/// The index behind the `>` that closes the `<` at `start`; an arrow closes none.
-pub(crate) fn end_of_generics(tokens: &[Token], start: usize) -> usize {
-    let mut depth = 0_usize;
-    for (at, token) in tokens.iter().enumerate().skip(start) {
-        if token.is("<") {
-            depth += 1;
-        } else if token.is(">") && !tokens[at - 1].is("-") {
-            depth = depth.saturating_sub(1);
-            if depth == 0 {
-                return at + 1;
-            }
         }
     }
     tokens.len()
