@@ -17,19 +17,17 @@ pub(crate) fn incomplete(rules: &str, tests: &str, chapter: &Page) -> Vec<String
         let test = tests.filter(|test| test.lines().next() == Some(name));
         let test: String = test.collect();
         let fires = format!("alertname=\"{name}\",alertstate=\"firing\"");
-        for (has, what) in [
+        let wanted = [
             (rule.contains(&link), "link to its runbook"),
-            (chapter.anchors().contains(&anchor), "heading"),
+            (chapter.anchors.contains(&anchor), "heading"),
             (test.contains(&fires), "test in which it fires"),
             (
                 test.contains("exp_samples: []"),
                 "test in which it is quiet",
             ),
-        ] {
-            if !has {
-                found.push(format!("{name} has no {what}"));
-            }
-        }
+        ];
+        let lacks = wanted.into_iter().filter(|(has, _)| !has);
+        found.extend(lacks.map(|(_, what)| format!("{name} has no {what}")));
     }
     found
 }
@@ -39,16 +37,9 @@ fn planted_incomplete_alerts_are_found() {
     let rules = format!(
         "- alert: Whole\n runbook_url: {RUNBOOK}#whole\n- alert: Bare\n runbook_url: {RUNBOOK}#bar\n"
     );
-    let tests = "\
-- name: Whole
-  exp_samples: []
-  ALERTS{alertname=\"Whole\",alertstate=\"firing\"}
-- name: Other
-  exp_samples: []
-  ALERTS{alertname=\"Bare\",alertstate=\"firing\"}
-";
-    let chapter = Page::new("p.md", "## Whole\n");
-    let found = incomplete(&rules, tests, &chapter);
+    let whole = "ALERTS{alertname=\"Whole\",alertstate=\"firing\"}";
+    let tests = format!("- name: Whole\n exp_samples: []\n {whole}\n- name: Bare\n {whole}\n");
+    let found = incomplete(&rules, &tests, &Page::new("p.md", "## Whole\n"));
     let lacks = [
         "link to its runbook",
         "heading",

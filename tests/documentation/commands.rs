@@ -1,44 +1,28 @@
 //! Commands in blocks of code and in the text: programs, tests, features and scripts that they name.
 
-use crate::markdown::{Page, Place};
+use crate::markdown::Page;
 use crate::{exists, files, packages, read};
 
 /// The commands of a page that name what does not exist.
 pub(crate) fn missing(page: &Page) -> Vec<String> {
     let mut found = Vec::new();
-    for (place, command) in commands(page) {
-        let missing = missing_names(&command);
+    for (line, command) in commands(page) {
+        let place = page.place(line);
+        let missing = missing_names(&command).into_iter();
         found.extend(missing.map(|what| format!("{place}: no {what} ({command})")));
     }
     found
 }
 
-/// The lines of shell blocks and the pieces of code in the text, with the lines joined that end with `\`.
-fn commands(page: &Page) -> Vec<(String, String)> {
-    let mut commands = Vec::new();
-    let mut begun: Option<(String, String)> = None;
-    for line in &page.lines {
-        match &line.place {
-            Place::Prose => {
-                let spans = line.code_spans().map(str::to_owned);
-                commands.extend(spans.map(|span| (page.place(line), span)));
-            }
-            Place::Code(language) if ["sh", "text", "console"].contains(&language.as_str()) => {
-                let (place, mut text) = begun
-                    .take()
-                    .unwrap_or_else(|| (page.place(line), String::new()));
-                // A comment ends with its line.
-                let line = line.text.split(" #").next().unwrap_or_default();
-                match line.strip_suffix('\\') {
-                    Some(part) => {
-                        text += part;
-                        begun = Some((place, text));
-                    }
-                    None => commands.push((place, text + line)),
-                }
-            }
-            Place::Code(_) => {}
-        }
+/// The lines of shell blocks, with the line of their block, and the pieces of code in the text.
+fn commands(page: &Page) -> Vec<(usize, String)> {
+    let mut commands = page.spans.clone();
+    let is_shell = |language: &str| ["sh", "text", "console"].contains(&language);
+    for block in page.blocks.iter().filter(|block| is_shell(&block.language)) {
+        let joined = block.text.replace("\\\n", "");
+        // A comment ends with its line.
+        let lines = joined.lines().filter_map(|line| line.split(" #").next());
+        commands.extend(lines.map(|line| (block.line, line.to_owned())));
     }
     commands.retain(|(_, command)| command.split_whitespace().any(is_program));
     commands
@@ -61,10 +45,14 @@ fn is_check(word: &str) -> bool {
 }
 
 /// What a command names that does not exist.
-fn missing_names(command: &str) -> impl Iterator<Item = String> {
+fn missing_names(command: &str) -> Vec<String> {
     let words: Vec<&str> = command.split_whitespace().collect();
     let packages = packages::selected(&words);
-    let is_target = |kind, name| packages.iter().any(|package| package.has(kind, name));
+    let is_target = |kind, name| {
+        packages
+            .iter()
+            .any(|package| packages::has(package, kind, name))
+    };
     let mut missing = Vec::new();
     let mut expect = |is_there: bool, what: String| {
         if !is_there {
@@ -76,7 +64,7 @@ fn missing_names(command: &str) -> impl Iterator<Item = String> {
         let name = pair[1].trim_matches(|c: char| !c.is_alphanumeric());
         match pair[0] {
             "-p" => expect(
-                packages.iter().any(|package| package.is_named(name)),
+                packages.iter().any(|package| package["name"] == name),
                 format!("package {name}"),
             ),
             "--example" => expect(is_target("example", name), format!("example {name}")),
@@ -95,7 +83,7 @@ fn missing_names(command: &str) -> impl Iterator<Item = String> {
             "--manifest-path" => expect(exists(pair[1]), format!("file {}", pair[1])),
             "--features" => {
                 for feature in pair[1].split(',') {
-                    expect(is_feature(feature), format!("feature {feature}"));
+                    expect(packages::is_feature(feature), format!("feature {feature}"));
                 }
             }
             _ => {}
@@ -113,21 +101,11 @@ fn missing_names(command: &str) -> impl Iterator<Item = String> {
             expect(is_there, format!("test {filter} in {}", tests.join(", ")));
         }
     }
-    missing.into_iter()
+    missing
 }
 
 fn is_name(word: &str) -> bool {
     word.chars().all(|c| c.is_ascii_lowercase())
-}
-
-fn is_feature(name: &str) -> bool {
-    let manifest = read("Cargo.toml");
-    let (_, features) = manifest.split_once("[features]").unwrap();
-    let (features, _) = features.split_once("\n[").unwrap();
-    features.lines().any(|line| {
-        line.split_once(" = ")
-            .is_some_and(|(feature, _)| feature == name)
-    })
 }
 
 /// The names of tests that `cargo test` is to run: words that belong to no option.
@@ -161,15 +139,13 @@ fn filters<'a>(words: &[&'a str]) -> Vec<&'a str> {
 fn has_test(program: &str, filter: &str) -> bool {
     let filter = filter.trim_end_matches(':');
     let (module, function) = filter.rsplit_once("::").unwrap_or(("", filter));
-    files(&format!("tests/{program}")).iter().any(|path| {
-        let in_module = module.is_empty() || path.contains(module);
-        in_module
-            && (path.contains(function)
-                || read(path).split("fn ").any(|name| {
-                    name.split('(')
-                        .next()
-                        .is_some_and(|name| name.contains(function))
-                }))
+    let has_function = |text: &str| {
+        let mut names = text.split("fn ").filter_map(|item| item.split('(').next());
+        names.any(|name| name.contains(function))
+    };
+    let mut files = files(&format!("tests/{program}")).into_iter();
+    files.any(|path| {
+        path.contains(module) && (path.contains(function) || has_function(&read(&path)))
     })
 }
 
@@ -182,7 +158,7 @@ fn planted_missing_names_are_found() {
 cargo test -p tests --test http rejections   # --example comment
 cargo test -p tests --test http no_such_test
 cargo test \\
-    --test gone -- --nocapture
+--test gone -- --nocapture
 cargo check --no-default-features --features redis,gone
 cargo bench -p benches --bench compare -- w1
 cargo bench --bench compare -- w1
@@ -193,19 +169,15 @@ cargo test -p gone
 ```
 ";
     let found = missing(&Page::new("p.md", text));
-    let found: Vec<&str> = found
-        .iter()
-        .map(|line| line.split(" (").next().unwrap())
-        .collect();
     let expected = [
-        "p.md:1: no example gone",
-        "p.md:1: no script tests/gone.sh",
-        "p.md:2: no step gone in .ci/run",
-        "p.md:5: no test no_such_test in http",
-        "p.md:6: no test program gone",
-        "p.md:8: no feature gone",
-        "p.md:10: no benchmark compare",
-        "p.md:11: no package gone",
+        "1: no example gone (cargo run -q --example gone)",
+        "1: no script tests/gone.sh (tests/gone.sh --all)",
+        "2: no step gone in .ci/run (.ci/run docs gone)",
+        "3: no test no_such_test in http (cargo test -p tests --test http no_such_test)",
+        "3: no test program gone (cargo test --test gone -- --nocapture)",
+        "3: no feature gone (cargo check --no-default-features --features redis,gone)",
+        "3: no benchmark compare (cargo bench --bench compare -- w1)",
+        "3: no package gone (cargo test -p gone)",
     ];
-    assert_eq!(found, expected);
+    assert_eq!(found, expected.map(|line| format!("p.md:{line}")));
 }

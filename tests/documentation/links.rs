@@ -1,31 +1,31 @@
 //! Links by reference and in line, on repository pages and in rustdoc.
 
-use crate::markdown::Page;
+use crate::markdown::{Link, Page};
 use crate::{exists, files, read};
 
 /// The links of a page that lead nowhere.
 pub(crate) fn broken(page: &Page) -> Vec<String> {
-    let mut found = Vec::new();
-    for (line, name, target) in page.definitions() {
-        if let Some(reason) = broken_target(page, target) {
-            found.push(format!("{}: [{name}]: {reason}", page.place(line)));
-        }
-    }
-    for line in page.prose() {
-        if line.text.starts_with('[') && line.text.contains("]: ") {
-            continue;
-        }
-        let text = line.without_code();
-        for target in inline_targets(&text) {
-            if let Some(reason) = broken_target(page, target) {
-                found.push(format!("{}: {reason}", page.place(line)));
+    let undefined = page.undefined.iter();
+    let undefined = undefined.map(|name| format!("{}: [{name}] is not defined", page.path));
+    let mut found: Vec<String> = undefined.collect();
+    for link in page.links.iter().filter(|link| is_inside(link)) {
+        let place = page.place(link.line);
+        let (path, anchor) = link.target.split_once('#').unwrap_or((&link.target, ""));
+        let (path, anchors) = match path {
+            "" => (page.path.clone(), page.anchors.clone()),
+            path => {
+                let path = beside(&page.path, path);
+                if !exists(&path) {
+                    found.push(format!("{place}: {path} does not exist"));
+                    continue;
+                }
+                let is_page = path.ends_with(".md");
+                let anchors = is_page.then(|| Page::new(&path, &read(&path)).anchors);
+                (path, anchors.unwrap_or_default())
             }
-        }
-    }
-    // A link's text may begin on another line than it ends.
-    for name in references(page) {
-        if !page.definitions().any(|(_, defined, _)| defined == name) {
-            found.push(format!("{}: [{name}] is not defined", page.path));
+        };
+        if !anchor.is_empty() && !anchors.iter().any(|known| known == anchor) {
+            found.push(format!("{place}: {path} has no heading #{anchor}"));
         }
     }
     found
@@ -33,101 +33,32 @@ pub(crate) fn broken(page: &Page) -> Vec<String> {
 
 /// The links that rustdoc would resolve to a file that it does not copy.
 pub(crate) fn without_rustdoc(page: &Page) -> Vec<String> {
-    let mut found = Vec::new();
-    let known = Page::new("src/guide/links.md", &read("src/guide/links.md"));
+    let known = read("src/guide/links.md");
     let pictures = files("src/guide/images");
-    for name in references(page) {
-        let mut targets = page
-            .definitions()
-            .filter(|(_, defined, _)| *defined == name);
-        let is_relative =
-            targets.any(|(_, _, target)| !is_elsewhere(target) && !target.starts_with('#'));
-        let is_known = known.definitions().any(|(_, defined, _)| defined == name)
+    let links = page.links.iter();
+    let links = links.filter(|link| is_inside(link) && !link.target.starts_with('#'));
+    let mut found = Vec::new();
+    for link in links {
+        let place = page.place(link.line);
+        let Some(name) = &link.name else {
+            found.push(format!("{place}: ({}) is no reference", link.target));
+            continue;
+        };
+        let definition = format!("[{name}]: ");
+        let is_known = known.lines().any(|line| line.starts_with(&definition))
             || pictures.contains(&format!("src/guide/images/{name}.md"));
-        if is_relative && !is_known {
-            found.push(format!(
-                "{}: [{name}] is not in src/guide/links.md",
-                page.path
-            ));
+        if !is_known {
+            found.push(format!("{place}: [{name}] is not in src/guide/links.md"));
         }
-    }
-    for line in page.prose() {
-        let text = line.without_code();
-        let relative = inline_targets(&text).into_iter();
-        let relative = relative.filter(|target| !is_elsewhere(target) && !target.starts_with('#'));
-        found.extend(relative.map(|target| {
-            let place = page.place(line);
-            format!("{place}: ({target}) is no reference, which rustdoc needs")
-        }));
     }
     found
 }
 
-/// The names of references: `[text][name]`, and `[name]` if it is code.
-fn references(page: &Page) -> Vec<String> {
-    let lines = page
-        .prose()
-        .filter(|line| !(line.text.starts_with('[') && line.text.contains("]: ")));
-    let text: Vec<String> = lines.map(|line| line.without_code()).collect();
-    let text = text.join("\n");
-    let mut names = Vec::new();
-    let mut rest = text.as_str();
-    while let Some((_, behind)) = rest.split_once('[') {
-        let Some((content, after)) = behind.split_once(']') else {
-            break;
-        };
-        // Brackets within brackets, such as a picture that is a link.
-        let content = content.rsplit('[').next().unwrap_or(content);
-        if let Some(name) = after.strip_prefix('[') {
-            names.extend(name.split_once(']').map(|(name, _)| name.to_owned()));
-            rest = name;
-            continue;
-        }
-        let is_code = content.starts_with('`') && content.ends_with('`');
-        if is_code && !after.starts_with('(') {
-            names.push(content.to_owned());
-        }
-        rest = after;
-    }
-    names.retain(|name| !name.is_empty());
-    names.sort();
-    names.dedup();
-    names
-}
-
-fn inline_targets(text: &str) -> Vec<&str> {
-    let behind = text.split("](").skip(1);
-    behind
-        .filter_map(|behind| Some(behind.split_once(')')?.0))
-        .collect()
-}
-
-fn broken_target(page: &Page, target: &str) -> Option<String> {
-    if is_elsewhere(target) {
-        return None;
-    }
-    let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
-    let path = if path.is_empty() {
-        page.path.clone()
-    } else {
-        beside(&page.path, path)
-    };
-    if !exists(&path) {
-        return Some(format!("{path} does not exist"));
-    }
-    let has_anchor = || {
-        let anchors = if path == page.path {
-            page.anchors()
-        } else {
-            Page::new(&path, &read(&path)).anchors()
-        };
-        anchors.iter().any(|known| known == anchor)
-    };
-    (!anchor.is_empty() && !has_anchor()).then(|| format!("{path} has no heading #{anchor}"))
-}
-
-fn is_elsewhere(target: &str) -> bool {
-    target.starts_with("https://") || target.starts_with("http://")
+/// Whether it leads to a file of the repository.
+fn is_inside(link: &Link) -> bool {
+    !["https://", "http://"]
+        .iter()
+        .any(|scheme| link.target.starts_with(scheme))
 }
 
 /// Resolves a path from the folder of a page.
@@ -147,47 +78,32 @@ fn beside(page: &str, path: &str) -> String {
 #[test]
 fn planted_broken_links_are_found() {
     let text = "\
-[a](docs/idempotency.md) [b](docs/gone.md) [c](#here) [d](#there)
-[e][known] [f
-g][unknown] [`Known`] [`Unknown`] `[h](gone.md)` [i](https://example.com/gone)
-# Here
+[a](idempotency.md) [b](../README.md) [c](gone.md) [d](#here-is-code) [e](#there) `[f](gone.md)`
+[g][known] [h
+i][unknown] [`Known`] [`Unknown`] [j](https://example.com/gone) [k][bad_anchor]
+# Here is `code`
 
-[known]: docs/settings.md#features
-[`Known`]: src/gone.rs
-[bad_anchor]: docs/settings.md#gone
+[known]: settings.md#features
+[`Known`]: ../src/gone.rs
+[bad_anchor]: settings.md#gone
 ";
-    let found = broken(&Page::new("README.md", text));
+    let page = Page::new("docs/x.md", text);
     let expected = [
-        "README.md:7: [`Known`]: src/gone.rs does not exist",
-        "README.md:8: [bad_anchor]: docs/settings.md has no heading #gone",
-        "README.md:1: docs/gone.md does not exist",
-        "README.md:1: README.md has no heading #there",
-        "README.md: [`Unknown`] is not defined",
-        "README.md: [unknown] is not defined",
+        "docs/x.md: [unknown] is not defined",
+        "docs/x.md: [`Unknown`] is not defined",
+        "docs/x.md:1: docs/gone.md does not exist",
+        "docs/x.md:1: docs/x.md has no heading #there",
+        "docs/x.md:3: src/gone.rs does not exist",
+        "docs/x.md:3: docs/settings.md has no heading #gone",
     ];
-    assert_eq!(found, expected);
-}
-
-#[test]
-fn planted_links_without_a_rustdoc_target_are_found() {
-    let text = "\
-[a](settings.md) [b](#here) [c][settings] [d][own_name] [e][elsewhere]
-
-[settings]: settings.md
-[own_name]: settings.md
-[elsewhere]: https://example.com
-";
-    let found = without_rustdoc(&Page::new("docs/x.md", text));
+    assert_eq!(broken(&page), expected);
     let expected = [
-        "docs/x.md: [own_name] is not in src/guide/links.md",
-        "docs/x.md:1: (settings.md) is no reference, which rustdoc needs",
+        "docs/x.md:1: (idempotency.md) is no reference",
+        "docs/x.md:1: (../README.md) is no reference",
+        "docs/x.md:1: (gone.md) is no reference",
+        "docs/x.md:2: [known] is not in src/guide/links.md",
+        "docs/x.md:3: [`Known`] is not in src/guide/links.md",
+        "docs/x.md:3: [bad_anchor] is not in src/guide/links.md",
     ];
-    assert_eq!(found, expected);
-}
-
-#[test]
-fn paths_are_resolved_from_the_folder_of_the_page() {
-    assert_eq!(beside("README.md", "docs/a.md"), "docs/a.md");
-    assert_eq!(beside("docs/recipes/a.md", "../b.md"), "docs/b.md");
-    assert_eq!(beside("docs/recipes/a.md", "../../src/c.rs"), "src/c.rs");
+    assert_eq!(without_rustdoc(&page), expected);
 }

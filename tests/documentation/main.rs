@@ -19,7 +19,7 @@ mod workflow;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::markdown::Page;
+use crate::markdown::{Block, Page};
 
 const README_LINES: usize = 150;
 
@@ -58,20 +58,13 @@ fn commands_of_all_pages_name_existing_programs_tests_and_features() {
 fn commands_of_all_scripts_name_existing_programs_tests_and_features() {
     let scripts = [".ci", "benches", "tests"].map(files).concat();
     let scripts = scripts.iter().filter(|path| is_script(path));
-    let scripts: Vec<Page> = scripts
-        .map(|path| Page::new(path, &as_page(&read(path))))
-        .collect();
+    let scripts: Vec<Page> = scripts.map(|path| as_page(path)).collect();
     check(&scripts, commands::missing);
 }
 
 #[test]
-fn snippets_have_no_hidden_lines() {
-    check(&guide_pages(), mentions::hidden_lines);
-}
-
-#[test]
-fn snippets_that_no_check_compiles_are_marked_as_sketches() {
-    check(&guide_pages(), mentions::unmarked_sketches);
+fn snippets_have_no_hidden_lines_and_are_compiled() {
+    check(&guide_pages(), mentions::unseen_code);
 }
 
 #[test]
@@ -121,7 +114,8 @@ fn is_script(path: &str) -> bool {
 }
 
 /// The commands of a script: its lines, and of its comments those that are indented, up to their explanations.
-fn as_page(script: &str) -> String {
+fn as_page(path: &str) -> Page {
+    let script = read(path);
     let commands = script.lines().map(|line| match line.split_once('#') {
         Some(("", comment)) => {
             let example = comment.strip_prefix("   ").unwrap_or_default();
@@ -131,7 +125,16 @@ fn as_page(script: &str) -> String {
         _ if line.contains(['*', '$']) && line.contains('/') => "",
         _ => line,
     });
-    format!("```sh\n{}\n```\n", commands.collect::<Vec<_>>().join("\n"))
+    let block = Block {
+        line: 1,
+        language: "sh".to_owned(),
+        text: Vec::from_iter(commands).join("\n"),
+    };
+    Page {
+        path: path.to_owned(),
+        blocks: vec![block],
+        ..Page::default()
+    }
 }
 
 /// Runs a check over all pages.

@@ -1,102 +1,69 @@
 //! The packages of the workspace, and the programs that commands find in them.
 
-use crate::{exists, read};
+use std::process::Command;
+use std::sync::LazyLock;
 
-/// A package: the folder of its manifest, which is empty for the root.
-pub(crate) struct Package {
-    folder: String,
-    manifest: String,
+use serde_json::Value;
+
+use crate::root;
+
+static METADATA: LazyLock<Value> = LazyLock::new(|| {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args([
+        "metadata",
+        "--no-deps",
+        "--offline",
+        "--format-version",
+        "1",
+    ]);
+    let output = cargo.current_dir(root()).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+});
+
+pub(crate) fn all() -> &'static [Value] {
+    METADATA["packages"].as_array().unwrap()
 }
 
 /// Returns the packages that a command with these words is about.
-pub(crate) fn selected(words: &[&str]) -> Vec<Package> {
-    let named: Vec<&str> = words
-        .windows(2)
-        .filter(|pair| pair[0] == "-p")
-        .map(|pair| pair[1])
-        .collect();
-    if !named.is_empty() {
-        let mut packages = all();
-        packages.retain(|package| named.iter().any(|name| package.is_named(name)));
-        packages
-    } else if words.contains(&"--workspace") {
-        all()
-    } else {
-        members("default-members")
-            .iter()
-            .map(|folder| Package::read(folder))
-            .collect()
-    }
-}
-
-pub(crate) fn all() -> Vec<Package> {
-    let root = Package::read(".");
-    let others = members("members");
-    let others = others.iter().map(|folder| Package::read(folder));
-    [root].into_iter().chain(others).collect()
-}
-
-impl Package {
-    fn read(folder: &str) -> Self {
-        let folder = match folder {
-            "." => String::new(),
-            _ => format!("{folder}/"),
+pub(crate) fn selected(words: &[&str]) -> Vec<&'static Value> {
+    let mut packages = Vec::from_iter(all());
+    if words.contains(&"-p") {
+        let is_named = |name: &Value| {
+            words
+                .windows(2)
+                .any(|pair| pair[0] == "-p" && name == pair[1])
         };
-        let manifest = read(&format!("{folder}Cargo.toml"));
-        Self { folder, manifest }
+        packages.retain(|package| is_named(&package["name"]));
+    } else if !words.contains(&"--workspace") {
+        let default = METADATA["workspace_default_members"].as_array().unwrap();
+        packages.retain(|package| default.contains(&package["id"]));
     }
-
-    pub(crate) fn is_named(&self, name: &str) -> bool {
-        let (_, package) = self.manifest.split_once("[package]\n").unwrap();
-        package.starts_with(&format!("name = \"{name}\"\n"))
-    }
-
-    /// Whether cargo finds this program: `example`, `bench` or `test`.
-    pub(crate) fn has(&self, kind: &str, name: &str) -> bool {
-        let standard = match kind {
-            "bench" => "benches".to_owned(),
-            _ => format!("{kind}s"),
-        };
-        let [file, program] = ["", "/main"].map(|main| {
-            let path = format!("{}{standard}/{name}{main}.rs", self.folder);
-            exists(&path)
-        });
-        let is_found = !self.manifest.contains(&format!("auto{standard} = false"));
-        let listed = format!("[[{kind}]]\nname = \"{name}\"\n");
-        is_found && (file || program) || self.manifest.contains(&listed)
-    }
+    packages
 }
 
-/// Returns the folders in a list of the workspace.
-fn members(list: &str) -> Vec<String> {
-    let manifest = read("Cargo.toml");
-    let (_, rest) = manifest.split_once(&format!("\n{list} = [\n")).unwrap();
-    let (folders, _) = rest.split_once("\n]").unwrap();
-    folders
-        .lines()
-        .map(|line| line.trim().trim_matches(['"', ',']).to_owned())
-        .collect()
+/// Whether a package has this program: `example`, `bench` or `test`.
+pub(crate) fn has(package: &Value, kind: &str, name: &str) -> bool {
+    let mut targets = package["targets"].as_array().unwrap().iter();
+    targets.any(|target| target["name"] == name && target["kind"][0] == kind)
+}
+
+pub(crate) fn is_feature(name: &str) -> bool {
+    let mut packages = all().iter();
+    packages.any(|package| {
+        package["name"] == "tower-redlock" && package["features"].get(name).is_some()
+    })
 }
 
 #[test]
 fn every_folder_of_tests_with_a_program_belongs_to_a_package() {
-    let programs: Vec<String> = crate::files("tests")
-        .into_iter()
-        .filter_map(|path| {
-            Some(
-                path.strip_prefix("tests/")?
-                    .strip_suffix("/main.rs")?
-                    .to_owned(),
-            )
-        })
-        .filter(|name| !name.contains('/'))
-        .collect();
+    let files = crate::files("tests");
+    let programs = files
+        .iter()
+        .filter_map(|path| path.strip_prefix("tests/")?.strip_suffix("/main.rs"));
+    let programs: Vec<&str> = programs.filter(|name| !name.contains('/')).collect();
     assert!(programs.len() > 10, "{programs:?}");
     for name in programs {
-        let packages = all();
-        assert!(
-            packages.iter().any(|package| package.has("test", &name)),
-            "tests/{name}/main.rs is in no Cargo.toml"
-        );
+        let is_found = all().iter().any(|package| has(package, "test", name));
+        assert!(is_found, "tests/{name}/main.rs is in no Cargo.toml");
     }
 }
