@@ -67,12 +67,10 @@ impl Chromedriver {
 
     async fn open_browser(&self) -> Result<Client, NewSessionError> {
         let profile = format!("--user-data-dir={}", self.profile.display());
-        let mut arguments = ARGUMENTS.to_vec();
-        arguments.push(&profile);
+        let arguments = [&ARGUMENTS[..], &[&profile]].concat();
         let mut capabilities = Map::new();
         capabilities.insert("goog:chromeOptions".into(), json!({"args": arguments}));
-        let logs = json!({"browser": "ALL", "performance": "ALL"});
-        capabilities.insert("goog:loggingPrefs".into(), logs);
+        capabilities.insert("goog:loggingPrefs".into(), json!({"browser": "ALL"}));
         ClientBuilder::new(HttpConnector::new())
             .capabilities(capabilities)
             .connect(&format!("http://127.0.0.1:{}", self.port))
@@ -115,7 +113,7 @@ fn new_folder() -> PathBuf {
 }
 
 /// The browser shows nothing, and asks for nothing but the page.
-const ARGUMENTS: [&str; 9] = [
+const ARGUMENTS: [&str; 10] = [
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
@@ -125,4 +123,5 @@ const ARGUMENTS: [&str; 9] = [
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
+    "--window-size=1280,1000",
 ];

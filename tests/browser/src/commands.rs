@@ -21,7 +21,7 @@ impl Post {
         }
     }
 
-    /// Takes what was logged since the last time: `browser` is the console, `performance` has the requests.
+    /// Takes what was logged since the last time: `browser` is the console.
     pub(crate) fn log(kind: &str) -> Self {
         Self {
             path: "se/log",

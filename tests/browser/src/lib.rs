@@ -13,6 +13,6 @@ mod page;
 mod picture;
 mod playground;
 
-pub use page::{Page, Scheme, Size};
+pub use page::Page;
 pub use picture::small_png;
 pub use playground::Playground;

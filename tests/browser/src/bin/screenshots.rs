@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use browser::{Page, Scheme, Size, small_png};
+use browser::{Page, small_png};
 use tokio::time::sleep;
 
 #[tokio::main(flavor = "current_thread")]
@@ -21,9 +21,8 @@ async fn main() -> ExitCode {
     let Some(page) = Page::open(&[]).await else {
         return ExitCode::FAILURE;
     };
-    page.emulate(WHOLE_SCENE, Scheme::Light, false).await;
-    page.run("document.querySelector('#load[aria-pressed=false]')?.click()")
-        .await;
+    page.resize(WHOLE_SCENE).await;
+    page.turn_load_on().await;
     // One whole width of the timeline.
     sleep(Duration::from_secs(31)).await;
     page.click("[data-node=\"3\"][data-action=kill]").await;
@@ -32,23 +31,15 @@ async fn main() -> ExitCode {
     page.click("[data-node=\"4\"][data-action=kill]").await;
     sleep(Duration::from_secs(1)).await;
     page.see(".caller[data-state=holding]").await;
-    save(folder, "playground.png", &page.picture_of_window().await);
+    save(folder, "playground.png", &page.picture().await);
 
-    page.emulate(LEDGER, Scheme::Light, false).await;
+    page.resize(LEDGER).await;
     page.click("#tour .run[data-step=\"4\"]").await;
-    page.wait_longer_for(
-        "the end of the step",
-        "document.querySelector('#tour > li[data-step=\"4\"][data-state=expected]')",
-        Duration::from_secs(60),
-    )
-    .await;
+    let end = "#tour > li[data-step=\"4\"][data-state=expected]";
+    page.see_within(end, Duration::from_secs(60)).await;
     page.run(SCROLL_TO_TIMELINE).await;
     sleep(Duration::from_millis(500)).await;
-    save(
-        folder,
-        "playground_fencing.png",
-        &page.picture_of_window().await,
-    );
+    save(folder, "playground_fencing.png", &page.picture().await);
     ExitCode::SUCCESS
 }
 
@@ -61,16 +52,10 @@ fn save(folder: &Path, name: &str, picture: &[u8]) {
 }
 
 /// High enough for the nodes, the servers and the timeline.
-const WHOLE_SCENE: Size = Size {
-    width: 1280,
-    height: 1160,
-};
+const WHOLE_SCENE: u32 = 1160;
 
 /// High enough for the timeline and the ledger, below the invariants.
-const LEDGER: Size = Size {
-    width: 1280,
-    height: 820,
-};
+const LEDGER: u32 = 820;
 
 /// What a repository keeps gladly.
 const MOST_BYTES: usize = 150_000;
