@@ -102,6 +102,14 @@ fn asking(
     (nodes, acquiring)
 }
 
+/// Returns the nodes that voted, and the failures of the others.
+fn without_quorum(acquired: Acquired) -> (Vec<Arc<str>>, Vec<NodeFailure>) {
+    match acquired.unwrap_err() {
+        LockError::Unavailable { voted, nodes, .. } => (voted, nodes),
+        error => panic!("{error}"),
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn caller_is_woken_once_by_the_vote_that_may_decide() {
     let (nodes, mut acquiring) = asking(5, false);
@@ -161,14 +169,7 @@ async fn error_names_each_node_that_failed_or_had_not_answered() {
     nodes[0].disconnect();
     assert_pending!(acquiring.poll());
     nodes[2].disconnect();
-    let LockError::Unavailable {
-        voted,
-        nodes: failures,
-        ..
-    } = assert_ready!(acquiring.poll()).unwrap_err()
-    else {
-        panic!("another error");
-    };
+    let (voted, failures) = without_quorum(assert_ready!(acquiring.poll()));
     assert!(voted.is_empty());
     let [first, second, third] = &failures[..] else {
         panic!("{failures:?}");
@@ -185,14 +186,7 @@ async fn nodes_that_are_silent_are_given_up_after_the_node_timeout() {
     advance(Duration::from_millis(49)).await;
     assert_pending!(acquiring.poll());
     advance(Duration::from_millis(2)).await;
-    let LockError::Unavailable {
-        voted,
-        nodes: failures,
-        ..
-    } = assert_ready!(acquiring.poll()).unwrap_err()
-    else {
-        panic!("another error");
-    };
+    let (voted, failures) = without_quorum(assert_ready!(acquiring.poll()));
     assert_eq!(voted.iter().map(|name| &**name).collect::<Vec<_>>(), ["1"]);
     assert!(
         failures
