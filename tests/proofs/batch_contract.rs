@@ -9,18 +9,18 @@ use tower_redlock::FencingToken;
 use tower_redlock::protocol::OwnerToken;
 use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
 
-use crate::node_contract::{
-    Pair, STEP, TOLERANCE, acquire, age, are_same, command, confirm, decode, names, owner, send,
-    start_node, text,
-};
+use crate::node_contract::{acquire, command, confirm, names, owner};
 use crate::shared_contract::shared_names;
+use crate::wire::{
+    GENERATION, Pair, STEP, TOLERANCE, age, assert_same, code_of, decode, eval, number_of, rounded,
+    send, start_node, text,
+};
 
 type Answer = Result<Reply, String>;
 
 /// The keys that requests are about: so few that most meet what others have left.
 const POOL: usize = 80;
 
-const GENERATION: &str = "redlock:generation";
 const KNOWN: &str = "r:100:999999:run";
 
 /// Sends requests of one kind as one call, which compares the generation if that is known.
@@ -30,10 +30,10 @@ fn send_batch(node: &mut ScriptNode, commands: &[Command], known: Option<&str>) 
             proposal: Some(_),
             ttl,
             retention,
-        } => (7, vec![ttl, retention]),
-        Op::Confirm { ttl, retention, .. } => (8, vec![ttl, retention]),
-        Op::Acquire { ttl, .. } => (10, vec![ttl]),
-        _ => (9, vec![]),
+        } => ("acquire_batch", vec![ttl, retention]),
+        Op::Confirm { ttl, retention, .. } => ("confirm_batch", vec![ttl, retention]),
+        Op::Acquire { ttl, .. } => ("acquire_batch_unfenced", vec![ttl]),
+        _ => ("release_batch", vec![]),
     };
     let mut keys: Vec<&[u8]> = Vec::new();
     let mut own = Vec::new();
@@ -46,13 +46,13 @@ fn send_batch(node: &mut ScriptNode, commands: &[Command], known: Option<&str>) 
         }
     }
     // Releases need no vote.
-    let known = known.filter(|_| script != 9);
+    let known = known.filter(|_| script != "release_batch");
     keys.extend(known.map(|_| GENERATION.as_bytes()));
     let mut args: Vec<_> = times.iter().map(|t| t.as_millis().to_string()).collect();
     args.push(known.unwrap_or_default().to_owned());
     args.extend(own);
     let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
-    let whole = match node.eval(script, &keys, &args) {
+    let whole = match eval(node, script, &keys, &args) {
         Ok(whole) => whole,
         Err(error) => return vec![Err(error); commands.len()],
     };
@@ -60,25 +60,17 @@ fn send_batch(node: &mut ScriptNode, commands: &[Command], known: Option<&str>) 
     if let Some(parts) = parts.filter(|parts| parts.len() == commands.len()) {
         let answer = |(command, part): (&Command, &support::Reply)| match part {
             support::Reply::Error(error) => Err(error.clone()),
-            part => Ok(decode(&command.op, part)),
+            part => decode(command, part),
         };
         return commands.iter().zip(parts).map(answer).collect();
     }
     let is_as_asked = whole.as_int() == Some(1);
     let answers = commands.iter().map(|command| match &command.op {
-        op @ Op::Acquire { .. } if is_as_asked => Reply::Granted(number_of(op).unwrap_or(0)),
-        op @ Op::Confirm { .. } if is_as_asked => Reply::At(number_of(op).unwrap_or(0)),
-        op => decode(op, &whole),
+        op @ Op::Acquire { .. } if is_as_asked => Ok(Reply::Granted(number_of(op).unwrap_or(0))),
+        op @ Op::Confirm { .. } if is_as_asked => Ok(Reply::At(number_of(op).unwrap_or(0))),
+        _ => decode(command, &whole),
     });
-    answers.map(Ok).collect()
-}
-
-fn number_of(op: &Op) -> Option<u64> {
-    match *op {
-        Op::Acquire { proposal, .. } => proposal,
-        Op::Confirm { token, .. } => token,
-        _ => None,
-    }
+    answers.collect()
 }
 
 /// Two servers with the same contents, and the reference node.
@@ -174,10 +166,10 @@ impl Nodes {
         };
         for ((command, ours), theirs) in commands.iter().zip(&ours).zip(&theirs) {
             let same = match (ours, theirs) {
-                (Ok(ours), Ok(theirs)) => are_same(1, ours, theirs),
-                (Err(ours), Err(theirs)) => code_of(ours) == code_of(theirs),
+                (Ok(ours), Ok(theirs)) => rounded(1, ours) == rounded(1, theirs),
+                (Err(ours), Err(theirs)) => kind_of_error(ours) == kind_of_error(theirs),
                 // Foreign data is not an owner's: no error when others are released.
-                (Err(ours), Ok(Reply::Lost)) => code_of(ours) == "WRONGTYPE",
+                (Err(ours), Ok(Reply::Lost)) => kind_of_error(ours) == "WRONGTYPE",
                 _ => false,
             };
             assert!(
@@ -194,7 +186,7 @@ impl Nodes {
         let mut has_written = false;
         let answers = commands.iter().map(|command| {
             let mut answer = self.ask_one(command, what);
-            if has_written && matches!(&answer, Err(error) if code_of(error) == "OOM") {
+            if has_written && matches!(&answer, Err(error) if kind_of_error(error) == "OOM") {
                 // A server refuses no memory to a script that has written something.
                 let node = &mut self.alone.node;
                 node.call(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -216,12 +208,12 @@ impl Nodes {
         let key = key_of(command);
         let is_unfenced = matches!(command.op, Op::Acquire { proposal: None, .. });
         if !self.is_full && !self.foreign.contains(&key) {
-            return Ok(self.alone.ask(command, is_unfenced, what));
+            return Ok(self.alone.ask_as(command, is_unfenced, what));
         }
         let answer = send(&mut self.alone.node, command, is_unfenced)?;
         if !self.foreign.contains(&key) {
             let reference = self.alone.store.apply(command, self.alone.now());
-            assert!(are_same(1, &reference, &answer), "{what}: {command:?}");
+            assert_same(command, &reference, &answer, what);
         }
         Ok(answer)
     }
@@ -265,7 +257,7 @@ fn key_of(command: &Command) -> String {
 
 /// Returns what distinguishes errors for a client; the words around it name scripts and lines.
 #[track_caller]
-fn code_of(error: &str) -> &'static str {
+fn kind_of_error(error: &str) -> &'static str {
     let mut codes = ["WRONGTYPE", "OOM"].into_iter();
     let code = codes.find(|code| error.contains(code));
     code.unwrap_or_else(|| panic!("an error of no kind that was provoked: {error}"))
@@ -417,7 +409,7 @@ fn kind_of(command: &Command, answer: &Answer) -> &'static str {
         Ok(Reply::Lost) => "lost",
         Ok(Reply::Released) => "released",
         Ok(other) => panic!("a record: {other:?}"),
-        Err(error) => code_of(error),
+        Err(error) => kind_of_error(error),
     }
 }
 
@@ -557,10 +549,6 @@ fn fence_keys_that_hold_other_numbers_are_not_overwritten() {
 #[test]
 fn release_batch_notifies_the_subscribers_of_each_lock() {
     let mut node = start_node();
-    let notify = concat!(
-        include_str!("../../src/node/redis/scripts/notify.lua"),
-        include_str!("../../src/node/redis/scripts/release.lua")
-    );
     let locks: Vec<_> = (0..5).map(|key| format!("redlock:{{{key}}}")).collect();
     let mut subscribers = Vec::new();
     for lock in [1, 1, 3] {
@@ -593,7 +581,7 @@ fn release_batch_notifies_the_subscribers_of_each_lock() {
             lock_all(&mut node);
             let mut alone = Vec::new();
             for lock in &locks[asked.clone()] {
-                let mut eval = vec!["EVAL", notify, "1", lock, &ours];
+                let mut eval = vec!["EVAL", code_of("release"), "1", lock, &ours];
                 eval.extend((!notifies.is_empty()).then_some(notifies));
                 alone.push(node.call(&eval).as_int().unwrap());
             }
@@ -602,7 +590,7 @@ fn release_batch_notifies_the_subscribers_of_each_lock() {
             let keys: Vec<_> = keys.collect();
             let mut args = vec![notifies.as_bytes()];
             args.extend(keys.iter().map(|_| ours.as_bytes()));
-            let reply = node.eval(9, &keys, &args).unwrap();
+            let reply = eval(&mut node, "release_batch", &keys, &args).unwrap();
             let together: Vec<_> = match reply.as_array() {
                 Some(parts) => parts.iter().map(|part| part.as_int().unwrap()).collect(),
                 None => vec![reply.as_int().unwrap(); keys.len()],

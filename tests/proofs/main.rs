@@ -19,3 +19,4 @@ mod round_cases;
 mod second_phase;
 mod shared_contract;
 mod slot_contract;
+mod wire;

@@ -3,40 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use support::{Random, ScriptNode, assert_matches, secs};
+use support::{Random, ScriptNode, assert_matches};
 use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
 use tower_redlock::protocol::{KeyNames, Namespace};
 
-use crate::node_contract::{self, NOT_HELD, STEP, are_same, held, names, owner, text};
-
-const SCRIPTS: [&str; 9] = [
-    include_str!("../../src/node/redis/scripts/acquire.lua"),
-    include_str!("../../src/node/redis/scripts/acquire_all.lua"),
-    include_str!("../../src/node/redis/scripts/release.lua"),
-    concat!(
-        include_str!("../../src/node/redis/scripts/shared.lua"),
-        include_str!("../../src/node/redis/scripts/acquire_shared.lua")
-    ),
-    concat!(
-        include_str!("../../src/node/redis/scripts/shared.lua"),
-        include_str!("../../src/node/redis/scripts/confirm_shared.lua")
-    ),
-    concat!(
-        include_str!("../../src/node/redis/scripts/shared.lua"),
-        include_str!("../../src/node/redis/scripts/notify.lua"),
-        include_str!("../../src/node/redis/scripts/release_shared.lua")
-    ),
-    concat!(
-        include_str!("../../src/node/redis/scripts/shared.lua"),
-        include_str!("../../src/node/redis/scripts/announce.lua")
-    ),
-    include_str!("../../src/node/redis/scripts/withdraw.lua"),
-    include_str!("../../src/node/redis/scripts/release_all.lua"),
-];
-
-const RETENTION: Duration = secs(100_000);
+use crate::node_contract::{acquire, names, owner};
+use crate::wire::{Pair, STEP, eval, send, start_node, text};
 
 pub(crate) fn shared_names(keys: &[&str]) -> Arc<[KeyNames]> {
     let namespace = Namespace::default();
@@ -45,129 +18,51 @@ pub(crate) fn shared_names(keys: &[&str]) -> Arc<[KeyNames]> {
     shared.map(|name| namespace.with_shared(name)).collect()
 }
 
-/// Sends a request as the headers of the scripts say.
-fn send(node: &mut ScriptNode, command: &Command) -> Reply {
-    let Command { names, owner, op } = command;
-    let locks = || names.iter().map(|name| &*name.lock);
-    let fences = names.iter().map(|name| &*name.fence);
-    let shared = || names.iter().map(|name| name.shared.as_ref().unwrap());
-    let readers = shared().map(|shared| &*shared.readers);
-    let writers = shared().map(|shared| &*shared.writer);
-    let millis = |time: Duration| time.as_millis().to_string();
-    let count = names.len().to_string();
-    let mut args = vec![owner.to_value()];
-    let (script, keys): (_, Vec<&[u8]>) = match *op {
-        Op::Acquire {
-            proposal,
-            ttl,
-            retention,
-        } => {
-            args.push(proposal.unwrap().to_string());
-            args.extend([ttl, retention].map(millis));
-            if names.len() > 1 {
-                args.extend([count, "0".into()]);
-            }
-            let is_set = usize::from(names.len() > 1);
-            (is_set, locks().chain(fences).collect())
-        }
-        Op::Release => (if names.len() > 1 { 8 } else { 2 }, locks().collect()),
-        Op::Shared(SharedOp::Acquire { ttl }) => {
-            args.extend([millis(ttl), count]);
-            (3, locks().chain(readers).chain(writers).collect())
-        }
-        Op::Shared(SharedOp::Confirm { ttl }) => {
-            args.extend([millis(ttl), count]);
-            (4, locks().chain(readers).collect())
-        }
-        Op::Shared(SharedOp::Release) => (5, locks().chain(readers).collect()),
-        Op::Shared(SharedOp::Announce { patience }) => {
-            args.push(millis(patience));
-            (6, locks().chain(writers).collect())
-        }
-        Op::Shared(SharedOp::Withdraw) => (7, writers.collect()),
-        ref op => panic!("{op:?} is not sent here"),
-    };
-    let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
-    let reply = node.eval(script, &keys, &args).unwrap();
-    let left = |pttl: i64| u64::try_from(pttl).ok().map(Duration::from_millis);
-    if let Some(parts @ [_, _, support::Reply::Bulk(_)]) = reply.as_array() {
-        return held(parts);
-    }
-    let parts = reply.as_array().map(|parts| {
-        let numbers = parts.iter().map(|part| part.as_int().unwrap());
-        numbers.collect::<Vec<_>>()
-    });
-    match (op, reply.as_int(), parts.as_deref()) {
-        (Op::Acquire { .. }, Some(fence), _) => Reply::Granted(u64::try_from(fence).unwrap()),
-        (Op::Shared(SharedOp::Acquire { .. }), Some(0), _) => Reply::Granted(0),
-        (Op::Shared(SharedOp::Confirm { .. }), Some(0), _) => Reply::At(0),
-        (Op::Release | Op::Shared(_), Some(NOT_HELD), _) => Reply::Lost,
-        (Op::Release | Op::Shared(_), Some(_), _) => Reply::Released,
-        (Op::Shared(SharedOp::Confirm { .. }), _, Some([0])) => Reply::Lost,
-        (Op::Acquire { .. }, _, Some([0, pttl, 1])) => Reply::HeldShared {
-            expires_in: left(*pttl),
-        },
-        _ => panic!("{op:?} is answered {reply:?}"),
+fn command(keys: &[&str], id: u8, op: Op) -> Command {
+    Command {
+        names: shared_names(keys),
+        owner: owner(id),
+        op,
     }
 }
 
-/// The two nodes side by side.
-struct Pair(node_contract::Pair);
+/// Asks both nodes, and looks when the locks of readers end.
+#[track_caller]
+fn ask(pair: &mut Pair, keys: &[&str], id: u8, op: Op, what: &str) -> Reply {
+    let reply = pair.ask(&command(keys, id, op), what);
+    check_ends(&mut pair.node, what);
+    reply
+}
 
-impl Pair {
-    fn new() -> Self {
-        Self(node_contract::Pair::of(ScriptNode::start(&SCRIPTS)))
-    }
-
-    #[track_caller]
-    fn ask(&mut self, keys: &[&str], id: u8, op: Op, what: &str) -> Reply {
-        let command = Command {
-            names: shared_names(keys),
-            owner: owner(id),
-            op,
-        };
-        let theirs = send(&mut self.0.node, &command);
-        let now = self.0.now();
-        let ours = self.0.store.apply(&command, now);
-        assert!(
-            are_same(keys.len(), &ours, &theirs),
-            "{what}: {command:?}\nreference: {ours:?}\nscript: {theirs:?}"
-        );
-        self.check_ends(what);
-        theirs
-    }
-
-    /// The lock of readers ends with the last of them, and the server knows them for longer.
-    #[track_caller]
-    fn check_ends(&mut self, what: &str) {
-        for key in ["x", "y"] {
-            let name = &shared_names(&[key])[0];
-            let (lock, readers) = (text(&name.lock), name.shared.as_ref().unwrap());
-            let readers = text(&readers.readers);
-            if self.0.node.call(&["GET", &lock]).as_str() != Some("shared") {
-                continue;
-            }
-            let range = ["ZRANGE", &readers, "-1", "-1", "WITHSCORES"];
-            let last = self.0.node.call(&range);
-            let last = last.as_array().unwrap()[1].as_str().unwrap();
-            let last: i64 = last.parse().unwrap();
-            let time = self.0.node.call(&["TIME"]);
-            let time = time.as_array().unwrap();
-            let now = time[0].as_int().unwrap() * 1_000 + time[1].as_int().unwrap() / 1_000;
-            let mut left = |key: &str| self.0.node.call(&["PTTL", key]).as_int().unwrap();
-            let (lock, readers) = (left(&lock), left(&readers));
-            // Ageing takes a moment between the two keys.
-            let apart = (lock - (last - now)).abs();
-            assert!(apart < 20_000, "{what}: {lock} {last}");
-            assert!(readers > lock, "{what}: {readers} {lock}");
+/// The lock of readers ends with the last of them, and the server knows them for longer.
+#[track_caller]
+fn check_ends(node: &mut ScriptNode, what: &str) {
+    for key in ["x", "y"] {
+        let name = &shared_names(&[key])[0];
+        let (lock, readers) = (text(&name.lock), name.shared.as_ref().unwrap());
+        let readers = text(&readers.readers);
+        if node.call(&["GET", &lock]).as_str() != Some("shared") {
+            continue;
         }
+        let range = ["ZRANGE", &readers, "-1", "-1", "WITHSCORES"];
+        let last = node.call(&range);
+        let last = last.as_array().unwrap()[1].as_str().unwrap();
+        let last: i64 = last.parse().unwrap();
+        let time = node.call(&["TIME"]);
+        let time = time.as_array().unwrap();
+        let now = time[0].as_int().unwrap() * 1_000 + time[1].as_int().unwrap() / 1_000;
+        let mut left = |key: &str| node.call(&["PTTL", key]).as_int().unwrap();
+        let (lock, readers) = (left(&lock), left(&readers));
+        // Ageing takes a moment between the two keys.
+        let apart = (lock - (last - now)).abs();
+        assert!(apart < 20_000, "{what}: {lock} {last}");
+        assert!(readers > lock, "{what}: {readers} {lock}");
     }
 }
 
 #[test]
 fn random_requests_of_readers_and_writers_match_the_reference() {
-    let mut pair = Pair::new();
-    let mut random = Random(1);
+    let (mut pair, mut random) = (Pair::new(), Random(1));
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for step in 0..1_500 {
         let what = format!("step {step}");
@@ -180,19 +75,14 @@ fn random_requests_of_readers_and_writers_match_the_reference() {
             9..12 => Op::Shared(SharedOp::Release),
             12..13 => Op::Shared(SharedOp::Announce { patience: STEP * 2 }),
             13..14 => Op::Shared(SharedOp::Withdraw),
-            14..16 => Op::Acquire {
-                proposal: Some(step),
-                ttl,
-                retention: RETENTION,
-            },
+            14..16 => acquire(step, ttl),
             16..18 => Op::Release,
             _ => {
-                pair.0
-                    .pass(STEP * u32::try_from(1 + random.below(3)).unwrap());
+                pair.pass(STEP * u32::try_from(1 + random.below(3)).unwrap());
                 continue;
             }
         };
-        let kind = match (&op, pair.ask(keys, id, op.clone(), &what)) {
+        let kind = match (&op, ask(&mut pair, keys, id, op.clone(), &what)) {
             (Op::Shared(_), Reply::Granted(_)) => "reader granted",
             (_, Reply::Granted(_)) => "writer granted",
             (Op::Shared(_), Reply::Held { .. }) => "reader refused",
@@ -214,42 +104,28 @@ fn reader_excludes_the_plain_set_of_other_redlock_clients_and_is_excluded_by_it(
     let mut pair = Pair::new();
     let ttl = STEP * 2;
     let lock = text(&shared_names(&["x"])[0].lock);
-    pair.ask(&["x"], 1, Op::Shared(SharedOp::Acquire { ttl }), "a reader");
+    let share = Op::Shared(SharedOp::Acquire { ttl });
+    ask(&mut pair, &["x"], 1, share.clone(), "a reader");
     let plain = ["SET", &lock, "another client's", "NX", "PX", "1000"];
-    let set = pair.0.node.call(&plain);
+    let set = pair.node.call(&plain);
     assert_eq!(set.as_str(), None, "{set:?}");
     let release = Op::Shared(SharedOp::Release);
-    pair.ask(&["x"], 1, release, "the reader leaves");
-    let set = pair.0.node.call(&plain);
+    ask(&mut pair, &["x"], 1, release, "the reader leaves");
+    let set = pair.node.call(&plain);
     assert_eq!(set.as_str(), Some("OK"), "{set:?}");
-    let command = Command {
-        names: shared_names(&["x"]),
-        owner: owner(1),
-        op: Op::Shared(SharedOp::Acquire { ttl }),
-    };
-    assert_matches!(send(&mut pair.0.node, &command), Reply::Held { .. });
+    let held = send(&mut pair.node, &command(&["x"], 1, share), false);
+    assert_matches!(held, Ok(Reply::Held { .. }));
 }
 
 /// The lock of readers may go away by other means than their releases; the reference node knows no such means.
 #[test]
 fn readers_of_a_deleted_lock_neither_free_the_next_lock_nor_share_it() {
-    let mut node = ScriptNode::start(&SCRIPTS);
+    let mut node = start_node();
     let [reader, next, writer] = [1, 2, 3];
-    let (names, ttl) = (shared_names(&["x"]), STEP * 6);
-    let lock = text(&names[0].lock);
-    let ask = |node: &mut ScriptNode, id, op| {
-        let command = Command {
-            names: Arc::clone(&names),
-            owner: owner(id),
-            op,
-        };
-        send(node, &command)
-    };
-    let write = Op::Acquire {
-        proposal: Some(1),
-        ttl,
-        retention: RETENTION,
-    };
+    let ttl = STEP * 6;
+    let lock = text(&shared_names(&["x"])[0].lock);
+    let ask = |node: &mut ScriptNode, id, op| send(node, &command(&["x"], id, op), false).unwrap();
+    let write = acquire(1, ttl);
     let share = Op::Shared(SharedOp::Acquire { ttl });
     for leaves in [true, false] {
         assert_eq!(ask(&mut node, reader, share.clone()), Reply::Granted(0));
@@ -273,13 +149,14 @@ fn readers_of_a_deleted_lock_neither_free_the_next_lock_nor_share_it() {
 /// A script that has written something is not refused any more, whatever it writes then.
 #[test]
 fn server_that_is_out_of_memory_grants_and_extends_no_reader() {
-    let mut node = ScriptNode::start(&SCRIPTS);
+    let mut node = start_node();
     let names = shared_names(&["x"]);
     let (lock, owner) = (&*names[0].lock, owner(1).to_value());
     let shared = names[0].shared.as_ref().unwrap();
     let (readers, writer) = (&*shared.readers, &*shared.writer);
     let args = [owner.as_bytes(), b"10000", b"1"];
-    let acquire = |node: &mut ScriptNode| node.eval(3, &[lock, readers, writer], &args);
+    let acquire =
+        |node: &mut ScriptNode| eval(node, "acquire_shared", &[lock, readers, writer], &args);
     let limit = |node: &mut ScriptNode, bytes| {
         node.call(&["CONFIG", "SET", "maxmemory", bytes]);
     };
@@ -290,9 +167,9 @@ fn server_that_is_out_of_memory_grants_and_extends_no_reader() {
     limit(&mut node, "0");
     acquire(&mut node).unwrap();
     limit(&mut node, "1");
-    let refused = node.eval(4, &[lock, readers], &args).unwrap_err();
+    let refused = eval(&mut node, "confirm_shared", &[lock, readers], &args).unwrap_err();
     assert!(refused.contains("OOM"), "{refused}");
     // A reader can leave.
-    node.eval(5, &[lock, readers], &args[..1]).unwrap();
+    eval(&mut node, "release_shared", &[lock, readers], &args[..1]).unwrap();
     assert!(!node.server.exists(&text(lock)));
 }

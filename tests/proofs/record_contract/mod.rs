@@ -2,7 +2,6 @@
 //! server and applied to `protocol::Store`, get the same answers.
 
 mod faults;
-mod pair;
 mod random;
+pub(crate) mod requests;
 mod rules;
-mod wire;

@@ -7,8 +7,9 @@ use tower_redlock::FencingToken;
 use tower_redlock::protocol::Record;
 use tower_redlock::protocol::message::{Op, Reply};
 
-use crate::record_contract::pair::Pair;
-use crate::record_contract::wire::{PLAIN, STEP, command, kind, record};
+use crate::node_contract::random_votes;
+use crate::record_contract::requests::{PLAIN, command, kind, record};
+use crate::wire::{Pair, STEP};
 
 #[test]
 fn random_requests_without_intents_match_the_reference() {
@@ -44,29 +45,13 @@ fn compare(seed: u64, first_number: u64, intents: &[Option<u32>]) -> BTreeSet<&'
             let what = format!("seed {seed}, round {round}, step {step}");
             let id = random.one_of(&[1, 2, 3, PLAIN]);
             let intent = random.one_of(intents).map(|steps| STEP * steps);
-            let number = match random.below(8) {
-                0 => 1,
-                1 => last_number + random.below(50),
-                _ => (last_number + random.below(4)).saturating_sub(1).max(1),
-            };
-            let mut steps =
-                |from: u64, to: u64| STEP * u32::try_from(from + random.below(to - from)).unwrap();
-            // A fence outlives the locks under it.
-            let (ttl, fence, retention) = (steps(1, 10), steps(10, 15), steps(1, 20));
+            let [acquire, confirm] = random_votes(&mut random, true, last_number, [1, 50]);
+            let retention = STEP * u32::try_from(1 + random.below(19)).unwrap();
             let some_record = random.one_of(&RECORDS);
             let record = record(id, some_record);
             let op = match random.below(20) {
-                0..6 => Op::Acquire {
-                    proposal: Some(number),
-                    ttl,
-                    retention: fence,
-                },
-                6..9 => Op::Confirm {
-                    // What is confirmed is never beyond what nodes grant.
-                    token: Some(number.min(FencingToken::MAX.as_u64())),
-                    ttl,
-                    retention: fence,
-                },
+                0..6 => acquire,
+                6..9 => confirm,
                 9..11 => Op::Release,
                 11 => Op::ReleaseExecuted,
                 12..14 => Op::Record { record, retention },

@@ -1,41 +1,15 @@
 //! The rules of records, one by one, and secrets that no reply may contain.
 
-use support::{assert_matches, ms};
+use support::assert_matches;
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::Record;
 use tower_redlock::protocol::message::{Op, Reply};
 
-use crate::record_contract::pair::Pair;
-use crate::record_contract::wire::{
-    INTENTS, PLAIN, SCRIPTS, STEP, TTL, acquire, all_ops, bytes_of, command, execution,
-    fingerprint, name_of, owner, record, send, send_raw, start_node,
+use crate::record_contract::requests::{
+    INTENTS, PLAIN, TTL, acquire, all_ops, bytes_of, command, execution, fingerprint, name_of,
+    owner, record,
 };
-
-#[test]
-fn scripts_return_every_byte_of_a_record() {
-    let mut pair = Pair::new();
-    let bytes: Vec<u8> = (0..=u8::MAX).chain(*b"\r\n$-1\r\n\0").collect();
-    for how in ["record", "top up"] {
-        pair.forget();
-        let kept = Record::new(execution(1), fingerprint(1), [0xff; 32], &bytes);
-        let (record, retention) = (kept.clone(), STEP);
-        pair.ask(&acquire(1), how);
-        let op = match how {
-            "record" => Op::Record { record, retention },
-            _ => Op::TopUp { record, retention },
-        };
-        pair.ask(&command(1, INTENTS, op), how);
-        for reading in [command(2, INTENTS, Op::Look), acquire(2)] {
-            let Reply::Done { record, .. } = pair.ask(&reading, how) else {
-                panic!("{how}: no record");
-            };
-            assert_eq!(record.as_bytes(), kept.as_bytes(), "{how}");
-            assert_eq!(record.rest(), bytes, "{how}");
-        }
-        let fetched = pair.ask(&command(2, INTENTS, Op::Fetch), how);
-        assert_eq!(fetched, Reply::Whole(kept), "{how}");
-    }
-}
+use crate::wire::{Pair, STEP, code_of, send, send_raw, start_node};
 
 // Rules: node.record
 #[test]
@@ -92,41 +66,6 @@ fn key_is_granted_after_the_end_of_its_record_however_a_node_got_it() {
     }
 }
 
-/// Too short, what was executed could not be recorded; without an end, servers get full.
-#[test]
-fn fence_lives_for_its_retention_from_the_last_request_of_its_key() {
-    let mut pair = Pair::new();
-    let mut ask = |proposal: Option<u64>, number, steps, vanished, what| {
-        let (ttl, retention) = (TTL, STEP * steps);
-        let token = Some(number);
-        let op = match proposal {
-            Some(_) => Op::Acquire {
-                proposal,
-                ttl,
-                retention,
-            },
-            None => Op::Confirm {
-                token,
-                ttl,
-                retention,
-            },
-        };
-        if vanished {
-            pair.node.call(&["DEL", &name_of("fence")]);
-        }
-        pair.ask(&command(1, INTENTS, op), what);
-        let left = pair.node.call(&["PTTL", &name_of("fence")]);
-        let left = u64::try_from(left.as_int().unwrap()).expect("it has an end");
-        let late = retention.abs_diff(ms(left));
-        assert!(late < STEP / 5, "{what}: {left} ms");
-    };
-    ask(Some(5), 0, 30, false, "granted");
-    ask(Some(5), 0, 32, false, "granted again");
-    ask(None, 7, 34, false, "raised");
-    ask(None, 7, 36, false, "confirmed");
-    ask(None, 9, 38, true, "vanished");
-}
-
 /// The random half of an owner token suffices to release its lock.
 // Rules: node.held
 #[test]
@@ -139,11 +78,16 @@ fn no_reply_contains_the_random_half_of_an_owner_token() {
             for op in all_ops(asking) {
                 for executed in [false, true] {
                     node.call(&["FLUSHALL"]);
-                    send(&mut node, &acquire(id), None).unwrap();
+                    send(&mut node, &acquire(id), false).unwrap();
                     if executed {
-                        send(&mut node, &command(id, INTENTS, Op::ReleaseExecuted), None).unwrap();
+                        send(&mut node, &command(id, INTENTS, Op::ReleaseExecuted), false).unwrap();
                     }
-                    let raw = send_raw(&mut node, &command(asking, INTENTS, op.clone()), None);
+                    let raw = send_raw(
+                        &mut node,
+                        &command(asking, INTENTS, op.clone()),
+                        false,
+                        None,
+                    );
                     let said = bytes_of(&raw.unwrap());
                     let half = &held_by.to_value().into_bytes()[..32];
                     let shown = |digits: &[u8]| said.windows(digits.len()).any(|w| w == digits);
@@ -174,7 +118,7 @@ fn held_reply_has_the_fingerprint_of_the_holder() {
     // Another Redlock client's value, which may be long, is not told to others as one of ours.
     for value in ["0123456789abcdef", &"z".repeat(64), &"z".repeat(80)] {
         pair.node.call(&["SET", &name_of("lock"), value]);
-        let held = send(&mut pair.node, &acquire(3), None).unwrap();
+        let held = send(&mut pair.node, &acquire(3), false).unwrap();
         let unknown = Reply::Held {
             expires_in: None,
             shown: None,
@@ -185,7 +129,8 @@ fn held_reply_has_the_fingerprint_of_the_holder() {
 
 #[test]
 fn scripts_have_the_record_sizes_of_the_reference() {
-    let [acquire, confirm, _, _, record, top_up, look] = SCRIPTS;
+    let scripts = ["acquire_once", "confirm_once", "record", "top_up", "look"];
+    let [acquire, confirm, record, top_up, look] = scripts.map(code_of);
     for script in [acquire, confirm, look] {
         assert!(script.contains(&format!("> {} then", Record::MAX_INLINE)));
     }
