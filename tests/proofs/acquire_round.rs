@@ -1,9 +1,4 @@
-//! The decision of an acquire round whose grants carry one number, against an independent oracle.
-
-#![allow(
-    clippy::needless_pass_by_value,
-    reason = "an answer reads best where it is given"
-)]
+//! What a refused acquire round says of the holders.
 
 use std::time::Duration;
 
@@ -12,112 +7,7 @@ use proptest::prelude::*;
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal, RefusalKind};
 use tower_redlock::protocol::message::{Answer, Reply};
 
-use crate::round_cases::{
-    HELD, Verdict, assignments, cases, granted, majority, orders, quorum, verdict, verdict_of,
-};
-
-/// What becomes of one `ACQUIRE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Granted,
-    Held,
-    /// No answer, until patience is over.
-    Silent,
-    /// The node answers, but gives no vote.
-    Refused,
-    /// The connection breaks.
-    Error,
-}
-
-const FATES: [Fate; 5] = [
-    Fate::Granted,
-    Fate::Held,
-    Fate::Silent,
-    Fate::Refused,
-    Fate::Error,
-];
-
-/// Drives one round and holds every step, not just the outcome, against the rule: so a decision
-/// can be neither wrong nor early nor late.
-fn check_split(fates: &[Fate], order: &[usize]) {
-    let nodes = fates.len();
-    let mut round = AcquireRound::new(quorum(nodes), None);
-    let (mut granted, mut reached, mut silent) = (0, 0, nodes);
-    let mut decided = Verdict::Open;
-    let (late, prompt): (Vec<usize>, Vec<usize>) =
-        order.iter().partition(|node| fates[**node] == Fate::Silent);
-    for node in prompt.into_iter().chain(late) {
-        let answer = match fates[node] {
-            Fate::Granted => self::granted(7),
-            Fate::Held => HELD,
-            Fate::Refused => Answer::Replied(Reply::Overflow),
-            Fate::Silent | Fate::Error => Answer::Failed,
-        };
-        granted += usize::from(fates[node] == Fate::Granted);
-        reached += usize::from(matches!(fates[node], Fate::Granted | Fate::Held));
-        silent -= 1;
-        let step = round.on_acquire(node, &answer);
-        let context = || format!("{fates:?} in order {order:?} at node {node}: {step:?}");
-        let found = verdict_of(&step);
-        assert_eq!(
-            round.refused().contains(node),
-            fates[node] == Fate::Held,
-            "{}",
-            context()
-        );
-        assert_eq!(round.silent().len(), silent, "{}", context());
-        if decided != Verdict::Open {
-            // A late answer cannot change a decision.
-            assert!([decided, Verdict::Open].contains(&found), "{}", context());
-            continue;
-        }
-        assert_eq!(
-            found,
-            verdict(nodes, granted, reached, silent),
-            "{}",
-            context()
-        );
-        decided = found;
-        match &step {
-            AcquireStep::Granted(token) => assert_eq!(*token, 7),
-            AcquireStep::Refused(refusal) => {
-                assert_eq!(refusal.is_split, granted > 0, "{}", context());
-                assert_eq!(refusal.voted.len(), reached, "{}", context());
-            }
-            AcquireStep::Wait | AcquireStep::Confirm(_) => {}
-            AcquireStep::Repair(_) | AcquireStep::Decided(_) => panic!("no node has a record"),
-        }
-    }
-    assert_ne!(
-        decided,
-        Verdict::Open,
-        "{fates:?} in order {order:?} never ends"
-    );
-}
-
-// Rules: lock.refusal
-#[test]
-fn acquire_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
-    for nodes in 1..=5 {
-        let orders = orders(nodes);
-        for fates in assignments(&FATES, nodes) {
-            for order in &orders {
-                check_split(&fates, order);
-            }
-        }
-    }
-}
-
-#[test]
-fn second_answer_of_a_node_is_not_a_second_vote() {
-    let mut round = AcquireRound::new(quorum(3), None);
-    round.on_acquire(0, &granted(7));
-    let before = round.clone();
-    for answer in [granted(7), granted(9), HELD, Answer::Failed] {
-        assert_eq!(round.on_acquire(0, &answer), AcquireStep::Wait);
-        assert_eq!(round, before);
-    }
-}
+use crate::round_cases::{HELD, cases, granted, majority, quorum};
 
 proptest! {
     #![proptest_config(cases(500))]

@@ -1,21 +1,16 @@
 //! The decisions of extend and release rounds, against independent oracles.
 
-#![allow(
-    clippy::needless_pass_by_value,
-    reason = "an answer reads best where it is given"
-)]
-
 use tower_redlock::protocol::NodeSet;
 use tower_redlock::protocol::message::{Answer, Reply};
 use tower_redlock::protocol::round::{ExtendRound, ExtendStep, ReleaseRound, ReleaseStep};
 
-use crate::round_cases::{LOST, assignments, at, granted, majority, orders, quorum};
+use crate::round_cases::{LOST, at, for_all, granted, majority, quorum};
 
 const TOKEN: u64 = 7;
 
 /// Answers `node` twice: the second time must change nothing.
-fn extend_once(round: &mut ExtendRound, node: usize, answer: Answer) -> ExtendStep {
-    let step = round.on_confirm(node, &answer);
+fn extend_once(round: &mut ExtendRound, node: usize, answer: &Answer) -> ExtendStep {
+    let step = round.on_confirm(node, answer);
     let before = round.clone();
     assert_eq!(round.on_confirm(node, &at(TOKEN)), ExtendStep::Wait);
     assert_eq!(*round, before);
@@ -32,81 +27,74 @@ fn extend_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
         Answer::Failed,
         granted(TOKEN),
     ];
-    for nodes in 1..=5 {
-        let orders = orders(nodes);
-        for answers in assignments(&answers, nodes) {
-            for order in &orders {
-                let mut round = ExtendRound::new(quorum(nodes), TOKEN);
-                let (mut kept, mut gone) = (0, 0);
-                for (index, node) in order.iter().enumerate() {
-                    let answer = answers[*node].clone();
-                    let step = extend_once(&mut round, *node, answer.clone());
-                    kept += usize::from(answer == at(TOKEN));
-                    gone += usize::from(answer == LOST || answer == at(TOKEN + 1));
-                    let silent = nodes - 1 - index;
-                    assert_eq!(round.silent().len(), silent);
-                    let expected = if kept >= majority(nodes) {
-                        ExtendStep::Extended
-                    } else if gone >= majority(nodes) {
-                        ExtendStep::Lost
-                    } else if kept + silent >= majority(nodes) || gone + silent >= majority(nodes) {
-                        ExtendStep::Wait
-                    } else {
-                        ExtendStep::Missed {
-                            reached: kept + gone,
-                        }
-                    };
-                    assert_eq!(step, expected, "{answers:?} in order {order:?} at {node}");
-                    if step != ExtendStep::Wait {
-                        break;
-                    }
-                    assert!(silent > 0, "{answers:?} in order {order:?} never ends");
-                }
+    for_all(&answers, |answers, order| {
+        let nodes = answers.len();
+        let mut round = ExtendRound::new(quorum(nodes), TOKEN);
+        let (mut kept, mut gone) = (0, 0);
+        for (index, node) in order.iter().enumerate() {
+            let answer = &answers[*node];
+            let step = extend_once(&mut round, *node, answer);
+            kept += usize::from(*answer == at(TOKEN));
+            gone += usize::from([LOST, at(TOKEN + 1)].contains(answer));
+            let silent = nodes - 1 - index;
+            assert_eq!(round.silent().len(), silent);
+            let expected = if kept >= majority(nodes) {
+                ExtendStep::Extended
+            } else if gone >= majority(nodes) {
+                ExtendStep::Lost
+            } else if kept.max(gone) + silent >= majority(nodes) {
+                ExtendStep::Wait
+            } else {
+                let reached = kept + gone;
+                ExtendStep::Missed { reached }
+            };
+            assert_eq!(step, expected, "{answers:?} in order {order:?} at {node}");
+            if step != ExtendStep::Wait {
+                break;
             }
+            assert!(silent > 0, "{answers:?} in order {order:?} never ends");
         }
-    }
+    });
 }
 
 #[test]
 fn release_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
     let released = Answer::Replied(Reply::Released);
-    let answers = [released.clone(), Answer::Failed, LOST];
-    for nodes in 1..=5 {
-        let orders = orders(nodes);
-        for answers in assignments(&answers, nodes) {
-            for order in &orders {
-                let mut round = ReleaseRound::new(quorum(nodes), NodeSet::all(quorum(nodes)));
-                let (mut done, mut gone) = (0, 0);
-                let mut last = ReleaseStep::Wait;
-                for (index, node) in order.iter().enumerate() {
-                    let silent = nodes - 1 - index;
-                    done += usize::from(answers[*node] != Answer::Failed);
-                    gone += usize::from(answers[*node] == LOST);
-                    let step = round.on_release(*node, &answers[*node]);
-                    // A doubled answer is not a second one, and nothing new either, unless the first was a failure.
-                    let again = match &answers[*node] {
-                        Answer::Failed => &Answer::Failed,
-                        Answer::Replied(_) => &released,
-                    };
-                    assert_eq!(round.on_release(*node, again), step);
-                    assert_eq!((round.released(), round.silent().len()), (done, silent));
-                    let expected = if gone >= majority(nodes) {
-                        ReleaseStep::Lost
-                    } else if done >= majority(nodes) && gone + silent >= majority(nodes) {
-                        // More answers tell whether it was lost.
-                        ReleaseStep::Wait
-                    } else if done >= majority(nodes) {
-                        ReleaseStep::Freed
-                    } else if done + silent >= majority(nodes) {
-                        ReleaseStep::Wait
-                    } else {
-                        ReleaseStep::Unconfirmed
-                    };
-                    assert_eq!(step, expected, "{answers:?} in order {order:?} at {node}");
-                    last = step;
-                }
-                assert_ne!(last, ReleaseStep::Wait, "{answers:?} in order {order:?}");
+    for_all(
+        &[released.clone(), Answer::Failed, LOST],
+        |answers, order| {
+            let nodes = answers.len();
+            let mut round = ReleaseRound::new(quorum(nodes), NodeSet::all(quorum(nodes)));
+            let (mut done, mut gone) = (0, 0);
+            let mut last = ReleaseStep::Wait;
+            for (index, node) in order.iter().enumerate() {
+                let (silent, answer) = (nodes - 1 - index, &answers[*node]);
+                done += usize::from(*answer != Answer::Failed);
+                gone += usize::from(*answer == LOST);
+                let step = round.on_release(*node, answer);
+                // A doubled answer is not a second one, and nothing new either, unless the first was a failure.
+                let again = match answer {
+                    Answer::Failed => &Answer::Failed,
+                    Answer::Replied(_) => &released,
+                };
+                assert_eq!(round.on_release(*node, again), step);
+                assert_eq!((round.released(), round.silent().len()), (done, silent));
+                let expected = if gone >= majority(nodes) {
+                    ReleaseStep::Lost
+                } else if done >= majority(nodes) && gone + silent >= majority(nodes) {
+                    // More answers tell whether it was lost.
+                    ReleaseStep::Wait
+                } else if done >= majority(nodes) {
+                    ReleaseStep::Freed
+                } else if done + silent >= majority(nodes) {
+                    ReleaseStep::Wait
+                } else {
+                    ReleaseStep::Unconfirmed
+                };
+                assert_eq!(step, expected, "{answers:?} in order {order:?} at {node}");
+                last = step;
             }
-        }
-    }
+            assert_ne!(last, ReleaseStep::Wait, "{answers:?} in order {order:?}");
+        },
+    );
 }

@@ -1,9 +1,4 @@
-//! The rounds of requests whose outcome is recorded, against independent oracles.
-
-#![allow(
-    clippy::needless_pass_by_value,
-    reason = "an answer reads best where it is given"
-)]
+//! Rounds of requests whose grants carry one number, and of those whose outcome is recorded, against independent oracles.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,12 +7,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use support::secs;
-use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
+use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal, RefusalKind};
 use tower_redlock::protocol::message::{Answer, Reply};
 use tower_redlock::protocol::round::{Decided, LookRound, LookStep, RecordRound, RecordStep};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, Record, Shown};
 
-use crate::round_cases::{assignments, cases, majority, orders, quorum};
+use crate::round_cases::{assignments, cases, for_all, majority, orders, quorum};
 
 /// What a node answers, or fails to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +27,12 @@ enum Fate {
     NotDone,
     /// The record of this execution; the executions from [`OTHERS`] on are of another payload.
     Done(u8),
+    /// The node answers, but gives no vote.
+    Overflow,
     Failed,
 }
+
+const PLAIN: [Fate; 4] = [Fate::Granted(7), Fate::Held, Fate::Overflow, Fate::Failed];
 
 const ACQUIRED: [Fate; 8] = [
     Fate::Granted(7),
@@ -59,6 +58,7 @@ impl Fate {
             Self::Lost => Reply::Lost,
             Self::NotDone => Reply::NotDone,
             Self::Done(execution) => done(record(execution)),
+            Self::Overflow => Reply::Overflow,
             Self::Failed => return Answer::Failed,
         })
     }
@@ -107,7 +107,7 @@ fn once_round(nodes: usize) -> AcquireRound {
     AcquireRound::new(quorum(nodes), Some(Fingerprint::from_digest([0; 32])))
 }
 
-// ---- Acquiring what may have been executed -----------------------------------------------------
+// ---- Acquiring ---------------------------------------------------------------------------------
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
@@ -120,7 +120,8 @@ enum Verdict {
     Undecided,
     Conflicting,
     Unknown,
-    Refused,
+    Contended,
+    Unavailable,
 }
 
 fn verdict_of(step: &AcquireStep) -> Verdict {
@@ -128,7 +129,10 @@ fn verdict_of(step: &AcquireStep) -> Verdict {
         AcquireStep::Wait => Verdict::Open,
         AcquireStep::Confirm(token) => Verdict::Confirm(*token),
         AcquireStep::Granted(token) => Verdict::Execute(*token),
-        AcquireStep::Refused(_) => Verdict::Refused,
+        AcquireStep::Refused(Refusal { kind, .. }) => match kind {
+            RefusalKind::Contended { .. } => Verdict::Contended,
+            RefusalKind::Unavailable => Verdict::Unavailable,
+        },
         AcquireStep::Repair(record) => Verdict::Repair(number_of(record)),
         AcquireStep::Decided(Decided::Recorded(record)) => Verdict::Replay(number_of(record)),
         AcquireStep::Decided(Decided::OtherRequest) => Verdict::OtherRequest,
@@ -197,7 +201,7 @@ fn verdict(told: &[Option<Fate>]) -> Verdict {
         };
     }
     let (intended, other) = (count(&[Fate::Intended]), count(&[Fate::HeldForOther]));
-    let reached = granted + intended + other + count(&[Fate::Held]);
+    let reached = reached(told);
     let possible = granted + silent >= majority(nodes);
     let known = reached >= majority(nodes) || reached + silent < majority(nodes);
     if granted >= majority(nodes) {
@@ -208,43 +212,80 @@ fn verdict(told: &[Option<Fate>]) -> Verdict {
         Verdict::Unknown
     } else if other >= majority(nodes) {
         Verdict::OtherRequest
+    } else if reached >= majority(nodes) {
+        Verdict::Contended
     } else {
-        Verdict::Refused
+        Verdict::Unavailable
     }
 }
 
-/// Drives one round and holds every step against the rule; ends with what it asks to repair.
-fn check_acquire(fates: &[Fate], order: &[usize]) -> Option<AcquireRound> {
-    let mut round = once_round(fates.len());
+/// How many nodes have voted.
+fn reached(told: &[Option<Fate>]) -> usize {
+    let is_no_vote = |fate: &Fate| [Fate::Overflow, Fate::Failed].contains(fate);
+    told.iter()
+        .flatten()
+        .filter(|fate| !is_no_vote(fate))
+        .count()
+}
+
+/// Drives one round and holds every step against the rule, so that a decision can be neither wrong nor early nor late.
+/// Ends with what it asks to repair.
+fn check_acquire(mut round: AcquireRound, fates: &[Fate], order: &[usize]) -> Option<AcquireRound> {
     let mut told = vec![None; fates.len()];
     for node in order {
         let step = round.on_acquire(*node, &fates[*node].answer());
         told[*node] = Some(fates[*node]);
-        let context = format!("{fates:?} in order {order:?} at node {node}");
-        assert_eq!(verdict_of(&step), verdict(&told), "{context}");
-        match step {
+        let context = || format!("{fates:?} in order {order:?} at node {node}: {step:?}");
+        assert_eq!(verdict_of(&step), verdict(&told), "{}", context());
+        let silent = told.iter().filter(|fate| fate.is_none()).count();
+        match &step {
             AcquireStep::Wait => {
-                assert!(!round.silent().is_empty(), "{context}: waits for no node")
+                assert_eq!(round.silent().len(), silent, "{}", context());
+                continue;
             }
-            AcquireStep::Granted(_) => {}
+            AcquireStep::Refused(refusal) => {
+                let granted = told.contains(&Some(Fate::Granted(7)));
+                assert_eq!(refusal.is_split, granted, "{}", context());
+                assert_eq!(refusal.voted.len(), reached(&told), "{}", context());
+            }
             AcquireStep::Repair(_) => {
                 let granted = (0..fates.len()).filter(|node| fates[*node] == Fate::Granted(7));
-                assert!(round.repairers().iter().eq(granted), "{context}");
+                assert!(round.repairers().iter().eq(granted), "{}", context());
                 return Some(round);
             }
-            _ => return None,
+            _ => {}
         }
+        return None;
     }
-    let has_ended = verdict(&told) != Verdict::Open;
-    assert!(has_ended, "{fates:?} in order {order:?} never ends");
-    None
+    panic!("{fates:?} in order {order:?} never ends");
+}
+
+// Rules: lock.refusal
+#[test]
+fn acquire_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
+    for_all(&PLAIN, |fates, order| {
+        let mut round = AcquireRound::new(quorum(fates.len()), None);
+        check_acquire(round.clone(), fates, order);
+        let mut decided = Verdict::Open;
+        for node in order {
+            let found = verdict_of(&round.on_acquire(*node, &fates[*node].answer()));
+            let is_held = fates[*node] == Fate::Held;
+            assert_eq!(round.refused().contains(*node), is_held);
+            if decided == Verdict::Open {
+                decided = found;
+            }
+            // A late answer cannot change a decision.
+            let is_same = [decided, Verdict::Open].contains(&found);
+            assert!(is_same, "{fates:?} in order {order:?}: {found:?}");
+        }
+    });
 }
 
 #[test]
 fn once_round_decides_all_answers_of_three_nodes_as_early_as_possible() {
     for fates in assignments(&ACQUIRED, 3) {
         for order in orders(3) {
-            check_acquire(&fates, &order);
+            check_acquire(once_round(3), &fates, &order);
         }
     }
 }
@@ -254,7 +295,7 @@ fn repair_ends_with_the_records_of_the_nodes_at_that_time() {
     let [one, other, of_others] = [1, 2, OTHERS].map(Fate::Done);
     let answers = [one, other, of_others, Fate::Lost, Fate::Failed];
     for fates in assignments(&ACQUIRED, 3) {
-        let Some(round) = check_acquire(&fates, &[0, 1, 2]) else {
+        let Some(round) = check_acquire(once_round(3), &fates, &[0, 1, 2]) else {
             continue;
         };
         let repairers: Vec<usize> = round.repairers().iter().collect();
@@ -356,7 +397,7 @@ fn second_phase_executes_only_with_exact_numbers_and_never_beside_a_record() {
         Verdict::Replay(1),
         Verdict::Repair(1),
         Verdict::Confirm(3),
-        Verdict::Refused,
+        Verdict::Contended,
     ] {
         assert!(seen.contains(&reached), "never {reached:?}");
     }
@@ -412,7 +453,7 @@ proptest! {
         order in Just((0..5).collect::<Vec<usize>>()).prop_shuffle(),
         answers in vec(select(&[Fate::Done(1), Fate::Done(2), Fate::Lost, Fate::Failed]), 5),
     ) {
-        if let Some(round) = check_acquire(&fates, &order) {
+        if let Some(round) = check_acquire(once_round(5), &fates, &order) {
             let repairers: Vec<usize> = round.repairers().iter().collect();
             let places: Vec<usize> = (0..repairers.len()).rev().collect();
             check_repair(round, &fates, &repairers, &answers, &places);
@@ -421,17 +462,6 @@ proptest! {
 }
 
 // ---- Recording and looking ---------------------------------------------------------------------
-
-/// Checks all answers of up to five nodes in all orders.
-fn for_all(kinds: &[Fate], check: impl Fn(&[Fate], &[usize])) {
-    for nodes in 1..=5 {
-        for fates in assignments(kinds, nodes) {
-            for order in orders(nodes) {
-                check(&fates, &order);
-            }
-        }
-    }
-}
 
 #[test]
 fn record_round_is_decided_by_the_majority_as_early_as_possible() {
@@ -507,5 +537,10 @@ fn second_answer_of_a_node_is_not_counted() {
     for _ in 0..2 {
         let step = acquiring.on_acquire(1, &Fate::Done(1).answer());
         assert_eq!(step, AcquireStep::Wait);
+    }
+    let before = acquiring.clone();
+    for answer in [Fate::Granted(9), Fate::Held, Fate::Failed] {
+        let step = acquiring.on_acquire(0, &answer.answer());
+        assert_eq!((step, &acquiring), (AcquireStep::Wait, &before));
     }
 }

@@ -1,15 +1,10 @@
 //! Answers of nodes, and all their assignments and orders, for oracles of rounds.
 
-#![allow(
-    clippy::needless_pass_by_value,
-    reason = "an answer reads best where it is given"
-)]
-
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use tower_redlock::protocol::Quorum;
-use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal, RefusalKind};
+use tower_redlock::protocol::acquire::AcquireRound;
 use tower_redlock::protocol::message::{Answer, Reply};
 
 pub(crate) const fn granted(number: u64) -> Answer {
@@ -60,6 +55,16 @@ pub(crate) fn assignments<T: Clone>(kinds: &[T], nodes: usize) -> Vec<Vec<T>> {
     all
 }
 
+/// Checks all answers of up to five nodes in all orders.
+pub(crate) fn for_all<T: Clone>(kinds: &[T], check: impl Fn(&[T], &[usize])) {
+    for nodes in 1..=5 {
+        let orders = orders(nodes);
+        for answers in assignments(kinds, nodes) {
+            orders.iter().for_each(|order| check(&answers, order));
+        }
+    }
+}
+
 /// All orders of up to four nodes; of more, the rotations and the reverse.
 pub(crate) fn orders(nodes: usize) -> Vec<Vec<usize>> {
     let straight: Vec<usize> = (0..nodes).collect();
@@ -75,42 +80,6 @@ pub(crate) fn orders(nodes: usize) -> Vec<Vec<usize>> {
     });
     let reverse = straight.iter().rev().copied().collect();
     rotations.chain([reverse]).collect()
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Open,
-    Granted,
-    Contended,
-    Unavailable,
-}
-
-/// The rule for refusals, from the numbers of nodes alone: success must be impossible, *and*
-/// either a majority has spoken or none can.
-pub(crate) fn verdict(nodes: usize, granted: usize, reached: usize, silent: usize) -> Verdict {
-    let majority = majority(nodes);
-    if granted >= majority {
-        Verdict::Granted
-    } else if granted + silent < majority && reached >= majority {
-        Verdict::Contended
-    } else if reached + silent < majority {
-        Verdict::Unavailable
-    } else {
-        Verdict::Open
-    }
-}
-
-pub(crate) fn verdict_of(step: &AcquireStep) -> Verdict {
-    match step {
-        AcquireStep::Wait => Verdict::Open,
-        AcquireStep::Granted(_) => Verdict::Granted,
-        AcquireStep::Confirm(_) => panic!("equal numbers need no second phase"),
-        AcquireStep::Refused(Refusal { kind, .. }) => match kind {
-            RefusalKind::Contended { .. } => Verdict::Contended,
-            RefusalKind::Unavailable => Verdict::Unavailable,
-        },
-        AcquireStep::Repair(_) | AcquireStep::Decided(_) => panic!("no node has a record"),
-    }
 }
 
 pub(crate) fn asked(round: &AcquireRound) -> Vec<usize> {

@@ -1,66 +1,13 @@
 //! The second phase of an acquire round, whose grants carry different numbers.
 
-#![allow(
-    clippy::needless_pass_by_value,
-    reason = "an answer reads best where it is given"
-)]
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use support::assert_matches;
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, RefusalKind};
 use tower_redlock::protocol::message::{Answer, Reply};
 
-use crate::round_cases::{
-    AMNESIA, HELD, LOST, Verdict, asked, at, cases, granted, majority, quorum, verdict_of,
-};
-
-/// A round of five nodes whose first three granted 5, 6 and 7; node 3 said held, node 4 nothing.
-fn unequal() -> AcquireRound {
-    let mut round = AcquireRound::new(quorum(5), None);
-    assert_eq!(round.on_acquire(3, &HELD), AcquireStep::Wait);
-    assert_eq!(round.on_acquire(0, &granted(5)), AcquireStep::Wait);
-    assert_eq!(round.on_acquire(2, &granted(7)), AcquireStep::Wait);
-    assert_eq!(round.on_acquire(1, &granted(6)), AcquireStep::Confirm(7));
-    round
-}
-
-// Rules: lock.exact
-#[test]
-fn token_needs_a_majority_of_exact_answers_of_both_phases() {
-    let mut round = unequal();
-    assert_eq!(round.on_confirm(0, 1, &at(7)), AcquireStep::Wait);
-    assert_eq!(round.on_confirm(4, 1, &at(7)), AcquireStep::Granted(7));
-}
-
-// Rules: lock.confirm
-#[test]
-fn acquire_round_has_no_fourth_second_phase() {
-    let mut round = AcquireRound::new(quorum(2), None);
-    round.on_acquire(0, &granted(1));
-    assert_eq!(round.on_acquire(1, &granted(2)), AcquireStep::Confirm(2));
-    assert_eq!(round.on_confirm(0, 1, &at(3)), AcquireStep::Confirm(3));
-    round.on_confirm(0, 2, &at(3));
-    assert_eq!(round.on_confirm(1, 2, &at(4)), AcquireStep::Confirm(4));
-    round.on_confirm(1, 3, &at(4));
-    let step = round.on_confirm(0, 3, &at(5));
-    assert_eq!(verdict_of(&step), Verdict::Contended);
-    assert_eq!(round.step(), 3);
-}
-
-#[test]
-fn keys_lost_while_confirming_end_the_round_without_a_majority() {
-    let mut round = unequal();
-    assert_eq!(round.on_confirm(0, 1, &LOST), AcquireStep::Wait);
-    let AcquireStep::Refused(refusal) = round.on_confirm(1, 1, &LOST) else {
-        panic!("only nodes 2 and 4 are left");
-    };
-    assert_matches!(refusal.kind, RefusalKind::Contended { .. });
-    assert!(refusal.is_split);
-    assert_eq!(refusal.voted.len(), 4);
-}
+use crate::round_cases::{AMNESIA, HELD, LOST, asked, at, cases, granted, majority, quorum};
 
 /// A request that is under way.
 #[derive(Debug, Clone, Copy)]
@@ -96,7 +43,7 @@ impl Journal {
     /// How many nodes answered exactly `token`, to the `ACQUIRE` or the current `CONFIRM`.
     fn exact(&self, token: u64) -> usize {
         let nodes: BTreeSet<usize> = self
-            .numbers(|answer| number_of(answer.clone()))
+            .numbers(number_of)
             .into_iter()
             // A key that is known to be gone vouches for nothing.
             .filter(|(node, number)| *number == token && !self.lost.contains(node))
@@ -139,9 +86,9 @@ impl Journal {
     }
 }
 
-fn number_of(answer: Answer) -> Option<u64> {
+fn number_of(answer: &Answer) -> Option<u64> {
     match answer {
-        Answer::Replied(Reply::Granted(number) | Reply::At(number)) => Some(number),
+        Answer::Replied(Reply::Granted(number) | Reply::At(number)) => Some(*number),
         Answer::Replied(_) | Answer::Failed => None,
     }
 }
@@ -200,7 +147,7 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
             prop_assert_eq!(&round, &before, "an answer to an earlier phase was counted");
             continue;
         }
-        highest = number_of(answer).map_or(highest, |number| highest.max(number));
+        highest = number_of(&answer).map_or(highest, |number| highest.max(number));
         let enough = majority(nodes);
         let grants = (0..nodes).filter(|node| journal.has_granted(*node)).count();
         match step {
