@@ -13,8 +13,7 @@ use http::header::{DATE, RETRY_AFTER};
 use http::{HeaderValue, Request, StatusCode};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use support::{ms, secs, send};
-use tokio::runtime::Builder;
+use support::{ms, paused_runtime, secs, send};
 use tokio::time::advance;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::client::{Decision, RetryLockedLayer};
@@ -153,14 +152,20 @@ fn retry_delays_of_all_ends_stay_within_their_bounds() {
             for count in [0, 1, 2, 15, 16, 17, 63, 64, u32::MAX - 1, u32::MAX] {
                 for hint in once(None).chain(edges().map(Some)) {
                     let delay = retry::delay(&retry, count, hint, random);
-                    assert!(delay <= max.max(base));
+                    // A maximum below the base counts as the base.
+                    let window = base.saturating_mul(2_u32.saturating_pow(count));
+                    assert!(delay <= window.min(max.max(base)));
+                    // Full jitter reaches all of the window, not just a part of it.
+                    assert_eq!(retry::delay(&retry, count, hint, 0), Duration::ZERO);
+                    assert!(retry::delay(&retry, count, hint, random / 2) <= delay);
                     let bound = hint.unwrap_or(Duration::MAX).saturating_add(base);
                     assert!(
                         delay <= bound && retry::poll_delay(&retry, hint, random) <= max.min(bound)
                     );
                 }
                 let split = retry::split_delay(count, base, random);
-                assert!(split <= base.saturating_mul(1 << 16));
+                let window = base.saturating_mul(2_u32.saturating_pow(count.saturating_add(1)));
+                assert!(split <= window.min(base.saturating_mul(1 << 16)));
             }
         }
     }
@@ -249,12 +254,8 @@ fn decision(retry_after: &[u8], date: Option<&'static str>) -> Option<Decision> 
         }
         async { Ok::<_, Infallible>(response) }
     });
-    let runtime = Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build();
     let sent = layer.layer(refusing).oneshot(Request::new(Body::empty()));
-    runtime.unwrap().block_on(sent).unwrap();
+    paused_runtime().block_on(sent).unwrap();
     let first = decisions.lock().unwrap()[0];
     Some(first)
 }

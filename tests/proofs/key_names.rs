@@ -1,17 +1,8 @@
-//! The encoding of keys, the names of locks and fences, and retry delays.
-
-#![allow(
-    clippy::needless_pass_by_value,
-    reason = "an answer reads best where it is given"
-)]
-
-use std::time::Duration;
+//! The encoding of keys, and the names of locks and fences.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_redlock::protocol::{
-    KeyError, KeyNames, LockKey, LockKeys, MAX_CLEAR_KEY, Namespace, Retry, retry,
-};
+use tower_redlock::protocol::{KeyError, KeyNames, LockKey, LockKeys, MAX_CLEAR_KEY, Namespace};
 
 use crate::round_cases::cases;
 
@@ -83,8 +74,17 @@ fn names(namespace: &str, key: &[u8]) -> Result<KeyNames, KeyError> {
     Ok(names[0].clone())
 }
 
+/// The same namespace twice, or two.
+fn namespaces() -> impl Strategy<Value = [String; 2]> {
+    let same = proptest::sample::select(vec!["", "redlock", "ns", ":", "redlock:fence:"]);
+    prop_oneof![
+        same.prop_map(|name| [name; 2].map(String::from)),
+        ["[a-z:]{1,8}", "[a-z:]{1,8}"],
+    ]
+}
+
 proptest! {
-    #![proptest_config(cases(500))]
+    #![proptest_config(cases(1_000))]
 
     #[test]
     fn composite_keys_can_be_read_back_so_no_two_of_them_are_equal(
@@ -95,33 +95,18 @@ proptest! {
     }
 
     #[test]
-    fn keys_of_a_namespace_have_distinct_names_of_locks_and_fences(
-        namespace in proptest::sample::select(vec!["", "redlock", "ns", ":", "redlock:fence:"]),
+    fn names_of_locks_and_fences_are_equal_only_if_namespace_and_key_are(
+        spaces in namespaces(),
         (one, other) in tricky_pair(),
     ) {
-        let (Ok(a), Ok(b)) = (names(namespace, &one), names(namespace, &other)) else {
+        let (Ok(a), Ok(b)) = (names(&spaces[0], &one), names(&spaces[1], &other)) else {
             return Ok(());
         };
-        prop_assert_eq!(a.lock == b.lock, one == other);
-        prop_assert_eq!(a.fence == b.fence, one == other);
+        let same = spaces[0] == spaces[1] && one == other;
+        prop_assert_eq!([a.lock == b.lock, a.fence == b.fence], [same; 2]);
         prop_assert_ne!(&a.lock, &a.fence);
         prop_assert_ne!(&a.lock, &b.fence);
         prop_assert_ne!(&b.lock, &a.fence);
-    }
-
-    #[test]
-    fn namespaces_keep_equal_keys_apart(
-        one in "[a-z:]{1,8}",
-        other in "[a-z:]{1,8}",
-        (key, second) in tricky_pair(),
-    ) {
-        let (Ok(a), Ok(b)) = (names(&one, &key), names(&other, &second)) else {
-            return Ok(());
-        };
-        let same = one == other && key == second;
-        prop_assert_eq!(a.lock == b.lock, same);
-        prop_assert_ne!(&a.lock, &b.fence);
-        prop_assert_ne!(&a.fence, &b.lock);
     }
 
     #[test]
@@ -133,33 +118,5 @@ proptest! {
         let long = |byte| names("ns", &vec![byte; length]).expect("any length will do");
         prop_assert_eq!(long(first).lock == long(second).lock, first == second);
         prop_assert!(long(first).lock.len() < MAX_CLEAR_KEY);
-    }
-
-    #[test]
-    fn retry_delay_stays_below_its_doubling_ceiling_the_maximum_and_the_expiry(
-        base in 0_u64..10_000,
-        max in 0_u64..100_000,
-        attempt in any::<u32>(),
-        hint in proptest::option::of(0_u64..100_000),
-        random in any::<u64>(),
-    ) {
-        let (base, max) = (Duration::from_micros(base), Duration::from_micros(max));
-        let hint = hint.map(Duration::from_micros);
-        let retry = Retry::new(base, max);
-        // A maximum below the base counts as the base.
-        let max = max.max(base);
-        let delay = retry::delay(&retry, attempt, hint, random);
-        let ceiling = base.saturating_mul(2_u32.saturating_pow(attempt)).min(max);
-        prop_assert!(delay <= ceiling);
-        // Full jitter reaches all of the window, not just a part of it.
-        prop_assert_eq!(retry::delay(&retry, attempt, hint, 0), Duration::ZERO);
-        let longest = retry::delay(&retry, attempt, None, u64::MAX);
-        prop_assert!(longest + Duration::from_nanos(1) >= ceiling.min(base.saturating_mul(1 << 16)));
-        prop_assert!(retry::delay(&retry, attempt, hint, random / 2) <= delay);
-        if let Some(left) = hint {
-            prop_assert!(delay <= left + base);
-        }
-        let split = retry::split_delay(attempt, base, random);
-        prop_assert!(split <= base.saturating_mul(2_u32.saturating_pow(attempt.saturating_add(1))));
     }
 }
