@@ -2,8 +2,8 @@
 //!
 //! Three lock services, each like a process of its own, change as `RedlockBuilder::moving_to` says: one after the other
 //! to a layout that moves, and when the last service without it has ended and its locks certainly have, one after the
-//! other to the new groups. Everything that clients hold and write goes into the history of the chaos test, which checks
-//! it. Without the step that locks keys in both groups, it finds two holders.
+//! other to the new groups. The clients are those of the chaos test, and so is the history, which checks what they hold
+//! and write. Without the step that locks keys in both groups, it finds two holders.
 //!
 //! For longer phases:
 //!
@@ -13,19 +13,16 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use support::{Cluster, Random, ms, secs};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
-use tower_redlock::{
-    FencingToken, LockError, LockGuard, NodeGroup, Redlock, RedlockBuilder, RestartGuard,
-};
+use tokio::time::sleep;
+use tower_redlock::{NodeGroup, Redlock, RedlockBuilder, RestartGuard};
 
-use crate::chaos::faults::{NOISE, SETS, say, setting};
-use crate::chaos::history::{History, Record, unpoisoned};
+use crate::chaos::clients::Client;
+use crate::chaos::faults::{NOISE, TTL, say, setting};
+use crate::chaos::history::{History, unpoisoned};
 
-const TTL: Duration = secs(1);
 const SERVICES: u64 = 3;
 const CLIENTS: u64 = 4;
 
@@ -121,7 +118,8 @@ fn group((cluster, name): (&Cluster, &str)) -> NodeGroup {
 fn of(groups: &[NodeGroup]) -> RedlockBuilder {
     let builder = Redlock::builder()
         .ttl(TTL)
-        .node_timeout(ms(500))
+        // Shorter than the shortest ttl of the clients.
+        .node_timeout(ms(300))
         .restart_guard(RestartGuard::Off);
     groups
         .iter()
@@ -135,10 +133,11 @@ impl Service {
         let is_over = Arc::new(AtomicBool::new(false));
         let clients = (0..CLIENTS).map(|client| {
             let client = Client {
-                redlock: redlock.clone(),
-                random: Random(number * CLIENTS + client),
                 history: Arc::clone(history),
                 is_over: Arc::clone(&is_over),
+                redlock: redlock.clone(),
+                random: Random(number * CLIENTS + client),
+                reads: false,
             };
             tokio::spawn(client.run())
         });
@@ -159,61 +158,5 @@ impl Service {
                 .await
                 .expect("no client meets an error that is not its lot");
         }
-    }
-}
-
-struct Client {
-    redlock: Redlock,
-    random: Random,
-    history: Arc<Mutex<History>>,
-    is_over: Arc<AtomicBool>,
-}
-
-impl Client {
-    async fn run(mut self) {
-        while !self.is_over.load(Ordering::Relaxed) {
-            let keys = self.random.one_of(&SETS);
-            let wait = self.random.one_of(&[0, 300, 2_000]);
-            let begun = Instant::now();
-            let request = self.redlock.lock_all(keys.iter().copied());
-            let why = match request.wait(ms(wait)).await {
-                Ok(guard) => {
-                    let record = Record {
-                        keys,
-                        token: guard.fencing_token().map(FencingToken::as_u64),
-                        begun,
-                        granted: Instant::now(),
-                        known_valid: None,
-                    };
-                    self.hold(guard, record).await;
-                    continue;
-                }
-                Err(LockError::Contended { .. }) => "contended",
-                Err(LockError::Unavailable { .. }) => "unavailable",
-                Err(LockError::Expired { .. }) => "expired",
-                Err(LockError::Closed) => return,
-                Err(other) => panic!("{other:?}"),
-            };
-            unpoisoned(&self.history).count("refused", why);
-            sleep(self.random.up_to(ms(20))).await;
-        }
-    }
-
-    async fn hold(&mut self, guard: LockGuard, mut record: Record) {
-        unpoisoned(&self.history).on_grant(&record, &guard.handle());
-        for _ in 0..self.random.one_of(&[1, 3]) {
-            sleep(self.random.up_to(ms(5))).await;
-            let mut history = unpoisoned(&self.history);
-            let is_accepted = history.storage.write(&record);
-            if guard.is_valid() {
-                record.known_valid = Some(Instant::now());
-                if !is_accepted {
-                    let refused = format!("the write of a valid holder is refused: {record:?}");
-                    history.violations.push(refused);
-                }
-            }
-        }
-        unpoisoned(&self.history).records.push(record);
-        drop(guard.release().await);
     }
 }

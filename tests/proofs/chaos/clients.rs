@@ -1,7 +1,7 @@
 //! Clients that contend for sets of keys and write to a storage with their tokens.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use support::{Random, ms};
 use tokio::time::{Instant, sleep, timeout};
@@ -10,11 +10,12 @@ use tower_redlock::{
 };
 
 use crate::chaos::faults::{INSTANCES, NOISE, SETS, TTL, World};
-use crate::chaos::history::{Record, unpoisoned};
+use crate::chaos::history::{History, Record, unpoisoned};
 
 /// Takes locks, writes while it holds them, and lets go of them in all ways there are.
 pub(crate) struct Client {
-    pub(crate) world: Arc<World>,
+    pub(crate) history: Arc<Mutex<History>>,
+    pub(crate) is_over: Arc<AtomicBool>,
     pub(crate) redlock: Redlock,
     pub(crate) random: Random,
     /// Whether some of its locks are shared.
@@ -34,7 +35,8 @@ impl Client {
         random.next_number();
         let instance = usize::try_from(number).expect("a few") % INSTANCES;
         Self {
-            world: Arc::clone(world),
+            history: Arc::clone(&world.history),
+            is_over: Arc::clone(&world.is_over),
             redlock: world.instances[instance].clone(),
             random,
             reads,
@@ -42,7 +44,7 @@ impl Client {
     }
 
     pub(crate) async fn run(mut self) {
-        while !self.world.is_over.load(Ordering::Relaxed) {
+        while !self.is_over.load(Ordering::Relaxed) {
             match self.acquire().await {
                 Some(held) => self.hold(held).await,
                 None => sleep(self.random.up_to(ms(20))).await,
@@ -67,7 +69,7 @@ impl Client {
         let outcome = if self.random.is_one_in(5) {
             let patience = self.random.up_to(ms(30));
             let Ok(outcome) = timeout(patience, request).await else {
-                self.world.count("refused", "none: given up by the caller");
+                self.count("refused", "none: given up by the caller");
                 return None;
             };
             outcome
@@ -87,7 +89,7 @@ impl Client {
                     known_valid: None,
                 };
                 let handle = guard.handle();
-                unpoisoned(&self.world.history).on_grant(&record, &handle);
+                unpoisoned(&self.history).on_grant(&record, &handle);
                 Some(Held {
                     guard,
                     handle,
@@ -99,12 +101,17 @@ impl Client {
                     LockError::Contended { .. } => "contended",
                     LockError::Unavailable { .. } => "unavailable",
                     LockError::Expired { .. } => "expired",
+                    LockError::Closed => "closed",
                     other => panic!("{other:?}"),
                 };
-                self.world.count("refused", why);
+                self.count("refused", why);
                 None
             }
         }
+    }
+
+    fn count(&self, what: &'static str, which: &'static str) {
+        unpoisoned(&self.history).count(what, which);
     }
 
     pub(crate) async fn hold(&mut self, mut held: Held) {
@@ -127,7 +134,7 @@ impl Client {
                 was_lost = self.count_loss(&held).await;
             }
             let left = until.saturating_duration_since(Instant::now());
-            let is_over = self.world.is_over.load(Ordering::Relaxed);
+            let is_over = self.is_over.load(Ordering::Relaxed);
             if left.is_zero() || is_over || (was_lost && !stubborn) {
                 break;
             }
@@ -140,7 +147,7 @@ impl Client {
         self.work(&mut held);
         let Held { guard, record, .. } = held;
         // Before the release, so that the next holder finds this entry.
-        unpoisoned(&self.world.history).records.push(record);
+        unpoisoned(&self.history).records.push(record);
         if self.random.is_one_in(2) {
             drop(guard);
             return;
@@ -151,7 +158,7 @@ impl Client {
             Err(ReleaseError::Unavailable { .. }) => "unconfirmed",
             Err(other) => panic!("{other:?}"),
         };
-        self.world.count("released", how);
+        self.count("released", how);
     }
 
     pub(crate) async fn extend(&mut self, held: &Held) {
@@ -162,7 +169,7 @@ impl Client {
             Err(ExtendError::Unavailable { .. }) => "unavailable",
             Err(other) => panic!("{other:?}"),
         };
-        self.world.count("extensions", how);
+        self.count("extensions", how);
     }
 
     /// Counts why a lock is not valid any more; returns false if it is again.
@@ -178,7 +185,7 @@ impl Client {
             LostReason::MaxHold => "max_hold",
             other => panic!("{other:?}"),
         };
-        self.world.count("lost", why);
+        self.count("lost", why);
         true
     }
 
@@ -187,7 +194,7 @@ impl Client {
         // A lock that is valid after an instant was valid at that instant.
         let before = Instant::now();
         let was_valid = held.handle.is_valid();
-        let mut history = unpoisoned(&self.world.history);
+        let mut history = unpoisoned(&self.history);
         let writes = held.record.token.is_some();
         let accepted = writes && history.storage.write(&held.record);
         let after = Instant::now();

@@ -81,8 +81,8 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<tokio::sync::Mutex<Node>>,
     /// Separate lock services, as in separate processes: they meet on the nodes only.
     pub(crate) instances: Vec<Redlock>,
-    pub(crate) history: Mutex<History>,
-    pub(crate) is_over: AtomicBool,
+    pub(crate) history: Arc<Mutex<History>>,
+    pub(crate) is_over: Arc<AtomicBool>,
 }
 
 pub(crate) struct Node {
@@ -128,12 +128,12 @@ impl World {
         });
         let world = Self {
             instances: instances.collect(),
-            history: Mutex::new(History {
+            history: Arc::new(Mutex::new(History {
                 traces,
                 ..History::default()
-            }),
+            })),
             nodes: nodes.into_iter().map(tokio::sync::Mutex::new).collect(),
-            is_over: AtomicBool::new(false),
+            is_over: Arc::default(),
         };
         for node in 0..NODES {
             world.wait_until_admitted(node).await;

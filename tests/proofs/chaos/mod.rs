@@ -13,6 +13,6 @@
 //! `CHAOS_SEED`, which is printed first, repeats the faults: which, in which order, on which server
 //! and for how long, but not what the clients are doing at that instant.
 
-mod clients;
+pub(crate) mod clients;
 pub(crate) mod faults;
 pub(crate) mod history;

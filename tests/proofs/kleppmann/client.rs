@@ -18,6 +18,7 @@ use tokio::runtime;
 use tokio::time::{Instant, sleep};
 use tower_redlock::{LockError, LockGuard, Redlock, RestartGuard, Retry};
 
+use crate::kleppmann::scene::micros;
 use crate::kleppmann::storage::{Access, Storage};
 
 /// What a client is started with.
@@ -450,10 +451,6 @@ fn token(guard: &LockGuard) -> u64 {
 fn now() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     micros(now.expect("it is after 1970"))
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).expect("it is before the year 586,000")
 }
 
 /// The one key that all tests are about.
