@@ -19,6 +19,8 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{Redlock, RedlockLayer, Rejection, ReleaseAt, RunToCompletion, key};
 
+use crate::sockets::server::Counted;
+
 /// After a third of the ttl, nothing is due for any lock, and what wakes them ends.
 const WAKER_ENDS: Duration = secs(4);
 
@@ -88,12 +90,12 @@ fn inner(
     service_fn(move |request: Request<()>| {
         let counts = Arc::clone(&counts);
         async move {
-            let inside = counts.inside.fetch_add(1, Ordering::Relaxed);
-            assert_eq!(inside, 0, "two are inside");
+            let here = Counted::new(&counts.inside);
+            let inside = counts.inside.load(Ordering::Relaxed);
+            assert_eq!(inside, 1, "two are inside");
             counts.begun.fetch_add(1, Ordering::Relaxed);
-            let here = Inside(counts);
             sleep(ms(3)).await;
-            here.0.done.fetch_add(1, Ordering::Relaxed);
+            counts.done.fetch_add(1, Ordering::Relaxed);
             drop(here);
             let streams = request.uri().path() == "/stream";
             let body = if streams {
@@ -114,19 +116,10 @@ fn inner(
 /// Of handlers.
 #[derive(Debug, Default)]
 struct Counts {
-    inside: AtomicUsize,
+    inside: Arc<AtomicUsize>,
     begun: AtomicUsize,
     /// Those that were not dropped.
     done: AtomicUsize,
-}
-
-/// Counts out also when the handler is dropped.
-struct Inside(Arc<Counts>);
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 #[tokio::test(start_paused = true)]

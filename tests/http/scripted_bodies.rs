@@ -74,17 +74,6 @@ impl Drop for SetWhenDropped {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Broken;
-
-impl fmt::Display for Broken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the body broke")
-    }
-}
-
-impl std::error::Error for Broken {}
-
 /// A stream of unknown length that tells its end only by ending.
 pub(crate) fn stream(steps: &[Step]) -> Script {
     Script {
@@ -112,19 +101,19 @@ impl Script {
 
 impl Body for Script {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = fmt::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, fmt::Error>>> {
         if let Some(waiting) = &mut self.waiting {
             ready!(waiting.as_mut().poll(context));
             self.waiting = None;
         }
         match self.steps.pop_front() {
             None => Poll::Ready(None),
-            Some(Error) => Poll::Ready(Some(Err(Broken))),
+            Some(Error) => Poll::Ready(Some(Err(fmt::Error))),
             Some(Panic) => panic!("the body panics"),
             Some(Trailers) => Poll::Ready(Some(Ok(Frame::trailers(HeaderMap::new())))),
             Some(Wait(delay)) => {
@@ -219,23 +208,22 @@ impl Log {
     }
 }
 
-/// Reads a response as hyper does, and notes its pieces.
+/// Takes a request and a handler's response through a layer with a lock service of its own, reads it as hyper does, and
+/// notes its pieces.
 ///
 /// When it is done, the lock must be free on a majority: the client may send its next request.
-pub(crate) async fn read<B>(
-    nodes: &ScriptedNodes,
-    layer: &RedlockLayer,
-    request: Request<()>,
-    response: Response<B>,
-) -> Vec<String>
+pub(crate) async fn pieces<B>(request: Request<()>, response: Response<B>) -> Vec<String>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
 {
+    let nodes = slow_to_release();
+    let methods = [Method::POST, Method::HEAD, Method::CONNECT];
+    let layer = layer(&redlock(&nodes)).methods(methods);
     let method = request.method().clone();
     let (asked, pieces) = (Instant::now(), Vec::new());
     let mut log = Log { asked, pieces };
 
-    let (head, mut body) = answered(layer, request, response).await.into_parts();
+    let (head, mut body) = answered(&layer, request, response).await.into_parts();
     log.note("head");
     let declared = head.headers.get(CONTENT_LENGTH);
     let declared = declared.map(|length| length.to_str().unwrap().parse().unwrap());
@@ -261,19 +249,8 @@ where
             }
         }
     }
-    assert!(is_free(nodes), "done, but still locked: {:?}", log.pieces);
+    assert!(is_free(&nodes), "done, but still locked: {:?}", log.pieces);
     log.pieces
-}
-
-/// Takes [`post`] and a handler's response through the layer, with a lock service of its own.
-pub(crate) async fn pieces<B>(request: Request<()>, response: Response<B>) -> Vec<String>
-where
-    B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
-{
-    let nodes = slow_to_release();
-    let methods = [Method::POST, Method::HEAD, Method::CONNECT];
-    let layer = layer(&redlock(&nodes)).methods(methods);
-    read(&nodes, &layer, request, response).await
 }
 
 pub(crate) fn ok<B>(body: B) -> Response<B> {

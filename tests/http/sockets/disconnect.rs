@@ -1,25 +1,21 @@
 //! Clients that disconnect during the handler, while they wait, and during the body.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::RawQuery;
 use axum::routing::post;
-use bytes::Bytes;
-use futures_util::{StreamExt, stream};
 use h2::Reason;
 use http_body_util::BodyExt;
-use support::http::Client;
+use support::http::{self, Client};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Semaphore;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockHandle, RunToCompletion};
 
 use crate::sockets::http2_client::Http2Client;
-use crate::sockets::server::{KEY, REQUEST, Server, lock_service, send};
+use crate::sockets::server::{KEY, REQUEST, Server, lock_service, send, unending};
 
 #[tokio::test]
 async fn disconnect_during_the_handler_releases_the_lock() {
@@ -58,21 +54,9 @@ async fn disconnect_of_a_waiter_leaves_the_queue() {
 
 #[tokio::test]
 async fn disconnect_during_the_body_releases_the_lock() {
-    let handler = |RawQuery(form): RawQuery| async move {
-        if form.as_deref() == Some("endless") {
-            // More than the sockets take, so that the server waits for the client.
-            let chunks = stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from(vec![0; 1 << 14])));
-            Body::from_stream(chunks)
-        } else {
-            let first = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first"))]);
-            Body::from_stream(first.chain(stream::pending()))
-        }
-    };
+    let handler = async |RawQuery(form): RawQuery| unending(form.is_some());
     let nodes = ScriptedNodes::new(3);
-    let server = Server::start(&nodes, |layer| {
-        Router::new().route("/", post(handler)).layer(layer)
-    })
-    .await;
+    let server = Server::with(&nodes, handler).await;
     for path in ["/", "/?endless"] {
         let mut client = Client::connect(server.addr).await;
         let response = client.send("POST", path, &[], b"").await.unwrap();
@@ -80,6 +64,8 @@ async fn disconnect_during_the_body_releases_the_lock() {
         let frame = body.frame().await.unwrap().unwrap();
         assert!(!frame.into_data().unwrap().is_empty());
         assert_eq!(nodes.locks(), [1, 1, 1]);
+        let other = http::request(server.addr, "POST", path, &[], b"").await;
+        assert_eq!(other.status, 423);
         drop((client, body));
         server.wait_until_free().await;
     }

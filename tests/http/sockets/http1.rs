@@ -4,14 +4,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::RawQuery;
-use axum::routing::post;
 use bytes::Bytes;
 use futures_util::stream;
 use support::http::Client;
-use support::ms;
+use support::{ms, set_all};
 use tokio::io::AsyncReadExt;
 use tokio::sync::Semaphore;
 use tokio::task::yield_now;
@@ -24,11 +22,7 @@ use crate::sockets::server::{Counted, KEY, PATIENCE, REQUEST, Server, lock_servi
 async fn connection_stays_usable_after_a_rejection() {
     let nodes = ScriptedNodes::new(3);
     let elsewhere = lock_service(&nodes);
-    let server = Server::start(&nodes, |layer| {
-        let app = Router::new().route("/", post(|| async { "done" }));
-        app.layer(layer)
-    })
-    .await;
+    let server = Server::with(&nodes, || async { "done" }).await;
     // One connection: this client does not open another.
     let mut client = Client::connect(server.addr).await;
     for _ in 0..5 {
@@ -51,10 +45,7 @@ async fn pipelined_requests_with_one_key_are_served_in_sequence() {
     const TURNS: usize = 5;
     let nodes = ScriptedNodes::new(3);
     // So slow that a request that did not wait for the release would meet its predecessor's lock.
-    for node in 0..3 {
-        let delay = ms(3);
-        nodes.set_for(node, OpKind::Release, Gate::Slow(delay));
-    }
+    set_all(&nodes, OpKind::Release, Gate::Slow(ms(3)));
     let (inside, served) = (Arc::default(), Arc::<AtomicUsize>::default());
     let count = Arc::clone(&served);
     let handler = move |RawQuery(form): RawQuery| {
@@ -74,10 +65,7 @@ async fn pipelined_requests_with_one_key_are_served_in_sequence() {
             }
         }
     };
-    let server = Server::start(&nodes, |layer| {
-        Router::new().route("/", post(handler)).layer(layer)
-    })
-    .await;
+    let server = Server::with(&nodes, handler).await;
     let forms = ["sized", "chunked", "empty"];
     let requests = forms
         .map(|form| format!("POST /?{form} HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nbody"));
@@ -99,12 +87,11 @@ async fn pipelined_requests_with_one_key_are_served_in_sequence() {
 async fn disconnect_with_pipelined_requests_leaves_no_lock() {
     const REQUESTS: usize = 3;
     let (gate, nodes) = (Arc::new(Semaphore::new(0)), ScriptedNodes::new(3));
-    let server = Server::start(&nodes, |layer| {
+    let handler = {
         let gate = Arc::clone(&gate);
-        let handler = async move || gate.acquire().await.unwrap().forget();
-        Router::new().route("/", post(handler)).layer(layer)
-    })
-    .await;
+        async move || gate.acquire().await.unwrap().forget()
+    };
+    let server = Server::with(&nodes, handler).await;
     let client = send(server.addr, &REQUEST.repeat(REQUESTS)).await;
     let held = || nodes.locks() == [1, 1, 1];
     server.wait_until("held", held).await;

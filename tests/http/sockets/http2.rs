@@ -1,15 +1,12 @@
 //! HTTP/2 streams: how one ends, and that the others on its connection go on.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::Router;
-use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::routing::post;
-use bytes::Bytes;
-use futures_util::{FutureExt, StreamExt, future, stream};
+use futures_util::{FutureExt, future};
 use h2::Reason;
 use support::http::Client;
 use support::ms;
@@ -18,7 +15,7 @@ use tokio::time::timeout;
 use tower_redlock::test_util::ScriptedNodes;
 
 use crate::sockets::http2_client::Http2Client;
-use crate::sockets::server::{Counted, PATIENCE, SOON, Server};
+use crate::sockets::server::{Counted, PATIENCE, SOON, Server, unending};
 
 /// How a client leaves a stream.
 #[derive(Debug, Clone, Copy)]
@@ -82,20 +79,9 @@ async fn http2_stream_reset_of_a_waiter_leaves_the_queue() {
 
 #[tokio::test]
 async fn http2_stream_reset_during_the_body_releases_the_lock() {
-    let handler = |headers: HeaderMap| async move {
-        if headers.contains_key("x-endless") {
-            // More than the client's window, so that the server waits for it.
-            let chunks = stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from(vec![0; 1 << 14])));
-            Body::from_stream(chunks)
-        } else {
-            first_and_no_end()
-        }
-    };
+    let handler = async |headers: HeaderMap| unending(headers.contains_key("x-endless"));
     let nodes = ScriptedNodes::new(3);
-    let server = Server::start(&nodes, |layer| {
-        Router::new().route("/", post(handler)).layer(layer)
-    })
-    .await;
+    let server = Server::with(&nodes, handler).await;
     for leave in WAYS_TO_LEAVE {
         for headers in [&[][..], &[("x-endless", "")]] {
             let client = Http2Client::connect(server.addr).await;
@@ -132,10 +118,7 @@ async fn http2_streams_with_one_key_serve_one_and_keep_the_connection() {
         }
     };
     let nodes = ScriptedNodes::new(3);
-    let server = Server::start(&nodes, |layer| {
-        Router::new().route("/", post(handler)).layer(layer)
-    })
-    .await;
+    let server = Server::with(&nodes, handler).await;
     let client = Http2Client::connect(server.addr).await;
     for _ in 0..3 {
         let mut requests: Vec<_> = (0..STREAMS)
@@ -164,7 +147,7 @@ async fn lock_lost_during_the_body_resets_the_http2_stream() {
     let server = Server::start(&nodes, |layer| {
         // A third of it later, the renewal finds out.
         let layer = layer.ttl(ms(300)).unwrap();
-        let handler = || async { first_and_no_end() };
+        let handler = async || unending(false);
         Router::new().route("/", post(handler)).layer(layer)
     })
     .await;
@@ -189,13 +172,10 @@ async fn lock_lost_during_the_body_resets_the_http2_stream() {
 #[tokio::test]
 async fn panic_in_the_handler_resets_the_http2_stream_or_ends_the_connection() {
     let nodes = ScriptedNodes::new(3);
-    let server = Server::start(&nodes, |layer| {
-        let handler = |body: String| async move {
-            assert!(body.is_empty(), "as the test wants it");
-        };
-        Router::new().route("/", post(handler)).layer(layer)
-    })
-    .await;
+    let handler = |body: String| async move {
+        assert!(body.is_empty(), "as the test wants it");
+    };
+    let server = Server::with(&nodes, handler).await;
     let client = Http2Client::connect(server.addr).await;
     for _ in 0..3 {
         let error = client.send("POST", &[], b"panic").await.unwrap_err();
@@ -209,9 +189,4 @@ async fn panic_in_the_handler_resets_the_http2_stream_or_ends_the_connection() {
         server.serves_the_next().await;
     }
     server.ends_clean().await;
-}
-
-fn first_and_no_end() -> Body {
-    let first = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first"))]);
-    Body::from_stream(first.chain(stream::pending()))
 }

@@ -13,7 +13,7 @@ use futures_util::stream;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use support::http::Client;
-use support::ms;
+use support::{ms, set_all};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{RedlockLayer, ReleaseAt};
 
@@ -140,16 +140,6 @@ async fn sequential_http_client_of_two_servers_does_not_meet_its_own_lock() {
     }
 }
 
-/// What a gRPC client gets for an RPC, apart from the messages.
-#[derive(Debug, PartialEq, Eq)]
-struct Rpc {
-    http_status: u16,
-    grpc_status: String,
-    /// Whether the status came with the head, and the stream ended with it.
-    trailers_only: bool,
-    messages: String,
-}
-
 #[tokio::test]
 async fn sequential_grpc_client_of_two_servers_does_not_meet_its_own_lock() {
     for release_at in [ReleaseAt::BodyEnd, ReleaseAt::ResponseHead] {
@@ -171,27 +161,18 @@ async fn sequential_grpc_client_of_two_servers_does_not_meet_its_own_lock() {
                 ("failed at once", "5", ""),
             ] {
                 for client in &clients {
-                    let expected = Rpc {
-                        http_status: 200,
-                        grpc_status: grpc_status.into(),
-                        trailers_only: kind == "failed at once",
-                        messages: messages.into(),
-                    };
+                    let trailers_only = kind == "failed at once";
+                    let expected = (200, grpc_status.into(), trailers_only, messages.into());
                     let rpc = call(client, kind).await;
                     assert_eq!(rpc, expected, "{kind}, {release_at:?}, turn {turn}");
                 }
             }
         }
         let guard = lock_service(&nodes).lock(KEY).await.unwrap();
-        let refused = Rpc {
-            http_status: 200,
-            grpc_status: ABORTED.into(),
-            trailers_only: true,
-            messages: String::new(),
-        };
+        let refused = (200, ABORTED.into(), true, String::new());
         assert_eq!(call(&clients[0], "unary").await, refused);
         guard.release().await.unwrap();
-        assert_eq!(call(&clients[0], "unary").await.grpc_status, "0");
+        assert_eq!(call(&clients[0], "unary").await.1, "0");
         for server in &servers {
             server.ends_clean().await;
         }
@@ -213,7 +194,8 @@ async fn some_rpc(headers: HeaderMap, request: Bytes) -> Response<Body> {
     response.unwrap()
 }
 
-async fn call(client: &Http2Client, kind: &str) -> Rpc {
+/// Returns the status of HTTP and of gRPC, whether that came with the head and ended the stream, and the messages.
+async fn call(client: &Http2Client, kind: &str) -> (u16, String, bool, String) {
     let headers = [
         ("content-type", "application/grpc"),
         ("te", "trailers"),
@@ -222,12 +204,9 @@ async fn call(client: &Http2Client, kind: &str) -> Rpc {
     let response = client.request("POST", &headers, b"request").await;
     let trailers_only = response.trailers.is_none();
     let trailers = response.trailers.unwrap_or(response.headers);
-    Rpc {
-        http_status: response.status,
-        grpc_status: trailers["grpc-status"].to_str().unwrap().into(),
-        trailers_only,
-        messages: String::from_utf8(response.body).unwrap(),
-    }
+    let grpc_status = trailers["grpc-status"].to_str().unwrap().into();
+    let messages = String::from_utf8(response.body).unwrap();
+    (response.status, grpc_status, trailers_only, messages)
 }
 
 fn with_trailers(data: &'static [&str], name: &'static str, value: &'static str) -> Body {
@@ -245,10 +224,7 @@ fn with_trailers(data: &'static [&str], name: &'static str, value: &'static str)
 /// Two servers whose nodes hear of a release late, and of the other server's next lock at once: a client
 /// that did not wait for the release would meet it.
 async fn two_servers(nodes: &ScriptedNodes, app: impl Fn(RedlockLayer) -> Router) -> [Server; 2] {
-    for node in 0..3 {
-        let delay = ms(3);
-        nodes.set_for(node, OpKind::Release, Gate::Slow(delay));
-    }
+    set_all(nodes, OpKind::Release, Gate::Slow(ms(3)));
     [
         Server::start(nodes, &app).await,
         Server::start(nodes, &app).await,

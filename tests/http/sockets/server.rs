@@ -1,5 +1,6 @@
 //! The server under test, with its nodes and the counters of its handlers.
 
+use std::convert::Infallible;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,9 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::Request;
+use axum::handler::Handler;
 use axum::middleware::{Next, from_fn};
-use axum::routing::post;
+use axum::routing::{any, post};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use support::{http, secs, wait_until};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -56,6 +61,17 @@ impl Server {
         .await
     }
 
+    /// Starts a server whose layer locks requests for one handler.
+    pub(crate) async fn with<H: Handler<T, ()>, T: 'static>(
+        nodes: &ScriptedNodes,
+        handler: H,
+    ) -> Self {
+        Self::start(nodes, |layer| {
+            Router::new().route("/", any(handler)).layer(layer)
+        })
+        .await
+    }
+
     /// Starts a server whose application makes layers of its own.
     pub(crate) async fn serve(nodes: &ScriptedNodes, app: impl FnOnce(&Redlock) -> Router) -> Self {
         let redlock = lock_service(nodes);
@@ -95,11 +111,7 @@ impl Server {
                 pending::<()>().await;
             }
         };
-        let nodes = ScriptedNodes::new(3);
-        Self::start(&nodes, |layer| {
-            Router::new().route("/", post(handler)).layer(layer)
-        })
-        .await
+        Self::with(&ScriptedNodes::new(3), handler).await
     }
 
     /// A server whose requests wait for the lock, and the number of handlers that began.
@@ -200,6 +212,17 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A body that begins and does not end; if it goes on, it is more than a client takes that does not read.
+pub(crate) fn unending(goes_on: bool) -> Body {
+    let first = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first"))]);
+    if goes_on {
+        let chunks = stream::repeat_with(|| Ok(Bytes::from(vec![0; 1 << 14])));
+        Body::from_stream(first.chain(chunks))
+    } else {
+        Body::from_stream(first.chain(stream::pending()))
     }
 }
 

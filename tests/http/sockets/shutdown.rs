@@ -1,5 +1,6 @@
 //! Graceful shutdown: requests in flight end, waiting and new ones are refused, and no lock is left.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -21,21 +22,11 @@ async fn drain_serves_the_holder_and_refuses_waiters_and_new_requests() {
     // Behind a load balancer the door is closed first, otherwise the locks may be.
     for door_first in [true, false] {
         let (gate, nodes) = (Arc::new(Semaphore::new(0)), ScriptedNodes::new(3));
-        let mut server = Server::start(&nodes, |layer| {
-            let gate = Arc::clone(&gate);
-            let handler = async move || {
-                gate.acquire().await.unwrap().forget();
-                "done"
-            };
-            Router::new()
-                .route("/", post(handler))
-                .layer(layer.wait(TTL))
-        })
-        .await;
-        let holder = spawn_request(&server);
+        let mut server = Server::start(&nodes, |layer| app(&gate, layer.wait(TTL))).await;
+        let holder = spawn_request(server.addr);
         let held = || nodes.locks() == [1, 1, 1];
         server.wait_until("held", held).await;
-        let waiter = spawn_request(&server);
+        let waiter = spawn_request(server.addr);
         server
             .wait_until("waiting", || server.in_flight() == 2)
             .await;
@@ -77,15 +68,7 @@ async fn drain_serves_the_holder_and_refuses_waiters_and_new_requests() {
 async fn serve_until_ends_the_requests_under_way_and_refuses_new_connections() {
     let (gate, nodes) = (Arc::new(Semaphore::new(0)), ScriptedNodes::new(3));
     let redlock = lock_service(&nodes);
-    let handler = {
-        let gate = Arc::clone(&gate);
-        async move || {
-            gate.acquire().await.unwrap().forget();
-            "done"
-        }
-    };
-    let layer = RedlockLayer::new(redlock.clone(), KEY);
-    let app = Router::new().route("/", post(handler)).layer(layer);
+    let app = app(&gate, RedlockLayer::new(redlock.clone(), KEY));
     let (listener, addr) = listen().await;
     let (signal, signalled) = oneshot::channel::<()>();
     let signal_came = async { drop(signalled.await) };
@@ -97,10 +80,7 @@ async fn serve_until_ends_the_requests_under_way_and_refuses_new_connections() {
     let mut idle = Client::connect(addr).await;
     gate.add_permits(1);
     assert_eq!(idle.request("POST", "/", &[], b"").await.status, 200);
-    let holder = tokio::spawn(async move {
-        let mut client = Client::connect(addr).await;
-        client.request("POST", "/", &[], b"").await
-    });
+    let holder = spawn_request(addr);
     wait_until("held", SOON, || nodes.locks() == [1, 1, 1]).await;
 
     signal.send(()).unwrap();
@@ -119,13 +99,19 @@ async fn serve_until_ends_the_requests_under_way_and_refuses_new_connections() {
     assert_matches!(output, Some(Ok(())));
 }
 
+/// A handler that answers when the gate lets it.
+fn app(gate: &Arc<Semaphore>, layer: RedlockLayer) -> Router {
+    let gate = Arc::clone(gate);
+    let handler = async move || {
+        gate.acquire().await.unwrap().forget();
+        "done"
+    };
+    Router::new().route("/", post(handler)).layer(layer)
+}
+
 /// A request on a connection of its own, which the server may close afterwards.
-fn spawn_request(server: &Server) -> JoinHandle<Response> {
-    let addr = server.addr;
-    tokio::spawn(async move {
-        let mut client = Client::connect(addr).await;
-        client.request("POST", "/", &[], b"").await
-    })
+fn spawn_request(addr: SocketAddr) -> JoinHandle<Response> {
+    tokio::spawn(async move { request(addr, "POST", "/", &[], b"").await })
 }
 
 #[track_caller]

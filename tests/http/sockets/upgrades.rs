@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::extract::ws::{WebSocket, WebSocketUpgrade};
+use axum::handler::Handler;
 use axum::http::Method;
 use axum::routing::get;
 use futures_util::{SinkExt, StreamExt};
-use support::ms;
+use support::{ms, set_all};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::{Error, Message};
@@ -20,16 +21,9 @@ use crate::sockets::server::{PATIENCE, Server, send};
 #[tokio::test]
 async fn lock_of_a_protocol_upgrade_is_released_with_the_101() {
     let nodes = ScriptedNodes::new(3);
-    for node in 0..3 {
-        let delay = ms(10);
-        nodes.set_for(node, OpKind::Release, Gate::Slow(delay));
-    }
+    set_all(&nodes, OpKind::Release, Gate::Slow(ms(10)));
     let handler = async |upgrade: WebSocketUpgrade| upgrade.on_upgrade(echo);
-    let app = |layer: RedlockLayer| {
-        let layer = layer.methods([Method::GET]);
-        Router::new().route("/", get(handler)).layer(layer)
-    };
-    let server = Server::start(&nodes, app).await;
+    let server = Server::start(&nodes, |layer| of_get(layer, handler)).await;
     let mut sockets = Vec::new();
     for _ in 0..3 {
         // The next one is not refused, although the earlier ones are still there.
@@ -63,11 +57,7 @@ async fn upgraded_handle_keeps_the_lock_for_the_websocket_task() {
             drop(guard);
         })
     };
-    let app = |layer: RedlockLayer| {
-        let layer = layer.methods([Method::GET]);
-        Router::new().route("/", get(handler)).layer(layer)
-    };
-    let server = Server::start(&nodes, app).await;
+    let server = Server::start(&nodes, |layer| of_get(layer, handler)).await;
     for leave in [Leave::Close, Leave::Disconnect, Leave::AtOnce, Leave::Close] {
         if let Leave::AtOnce = leave {
             let client = send(server.addr, UPGRADE).await;
@@ -87,6 +77,11 @@ async fn upgraded_handle_keeps_the_lock_for_the_websocket_task() {
         server.wait_until_free().await;
     }
     server.ends_clean().await;
+}
+
+fn of_get<H: Handler<T, ()>, T: 'static>(layer: RedlockLayer, handler: H) -> Router {
+    let layer = layer.methods([Method::GET]);
+    Router::new().route("/", get(handler)).layer(layer)
 }
 
 async fn echo(mut socket: WebSocket) {
