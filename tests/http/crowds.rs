@@ -54,7 +54,7 @@ async fn crowd(app: &Router) -> Vec<Answer> {
     answers.join_all().await
 }
 
-// Rules: http.queue
+// Rules: http.queue, lock-unavailable
 #[tokio::test(start_paused = true)]
 async fn crowd_in_an_outage_gets_503_and_never_that_the_key_is_held() {
     for gate in [Gate::Never, Gate::Failing, Gate::Down] {

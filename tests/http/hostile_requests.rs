@@ -84,6 +84,7 @@ async fn forwarded(layer: &RedlockLayer, method: Method, headers: &[(&str, &[u8]
     response.headers().clone()
 }
 
+/// Requests without a lock must not arrive with a token of the client's either.
 #[tokio::test(start_paused = true)]
 async fn forward_token_removes_client_headers_that_resemble_the_token() {
     let nodes = ScriptedNodes::new(3);
@@ -103,18 +104,33 @@ async fn forward_token_removes_client_headers_that_resemble_the_token() {
         ("x-other_header", b"kept"),
         ("x-fencing-token-2", b"kept"),
     ];
+    let unfenced = || Redlock::builder().scripted(&nodes).fencing(false);
     for name in ["x-fencing-token", "x_fencing_token"] {
-        for (method, is_locked) in [(Method::POST, true), (Method::GET, false)] {
-            let name = HeaderName::from_static(name);
-            let layer = RedlockLayer::new(redlock(&nodes), ("thing", "a"));
-            let layer = layer.forward_token(name.clone());
+        let name = HeaderName::from_static(name);
+        let layer = |redlock| {
+            let layer = RedlockLayer::new(redlock, ("thing", "a")).forward_token(name.clone());
+            layer.expose_token(HeaderName::from_static("x-exposed"))
+        };
+        let locked = layer(redlock(&nodes));
+        let skipping = locked.clone().skip(|_| true);
+        let safe = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
+        let passing = safe.map(|method| (method, locked.clone()));
+        let unfenced = layer(unfenced().build().unwrap());
+        let without = [("POST", skipping), ("POST", unfenced)];
+        let all = [("POST", locked)].into_iter().chain(passing).chain(without);
+        for (number, (method, layer)) in all.enumerate() {
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
             let got = forwarded(&layer, method, forged).await;
             let resembles =
                 |name: &HeaderName| name.as_str().replace('_', "-") == "x-fencing-token";
             let tokens: Vec<_> = got.iter().filter(|(found, _)| resembles(found)).collect();
-            assert_eq!(tokens.len(), usize::from(is_locked), "{got:?}");
-            let is_ours = |(found, value): &(&_, &HeaderValue)| **found == name && value.len() > 9;
+            assert_eq!(tokens.len(), usize::from(number == 0), "{number}: {got:?}");
+            let exposed = got.get("x-exposed");
+            let is_ours = |(found, value): &(&_, &HeaderValue)| {
+                **found == name && value.len() > 9 && exposed == Some(value)
+            };
             assert!(tokens.iter().all(is_ours), "{got:?}");
+            assert_eq!(exposed.is_some(), number == 0, "{number}: {got:?}");
             let options = got.get_all(CONNECTION).iter();
             let options: Vec<&[u8]> = options.map(HeaderValue::as_bytes).collect();
             assert_eq!(options, [&b"close"[..], b"keep-alive", b"\xff"]);
@@ -190,9 +206,9 @@ async fn buffer_body_layer_reads_a_body_without_a_length_up_to_its_limit() {
     assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (1, 1));
 }
 
-/// Requests whose key the set-up cannot hold: the client learns that, the operator what to do about it.
+/// Requests whose key the set-up cannot hold: the operator learns what to do about it.
 #[tokio::test(start_paused = true)]
-async fn rejection_tells_the_client_the_reason_and_the_log_the_remedy() {
+async fn key_that_cannot_be_is_logged_once_with_the_remedy() {
     let (log, _guard) = Log::subscribed();
     let (_nodes, redlock) = three_nodes_with(|builder| builder.namespace(""));
     let many = key::from_fn(|parts: &http::request::Parts| {
@@ -217,17 +233,7 @@ async fn rejection_tells_the_client_the_reason_and_the_log_the_remedy() {
     ] {
         let refused = Answer::to(&app, request_with("POST", "/", &[(name, value)])).await;
         assert_eq!(refused.told(), (400, "key-invalid"));
-        let told = refused.text();
-        for advice in [
-            "namespace",
-            "lock_all",
-            "coarser",
-            "redlock:",
-            "hash",
-            "set ",
-        ] {
-            assert!(!told.contains(advice), "{told}");
-        }
+        assert!(!refused.text().contains("redlock:"), "{refused:?}");
     }
     // Each once, lest clients fill the log.
     let log = log.text();
@@ -252,37 +258,34 @@ async fn truncated_or_late_body_is_refused_as_unreadable() {
         any(async |body: Bytes| body.len().to_string()),
     );
     let buffered = buffered.layer((BufferBodyLayer::new(64), locked));
-    let broken = |kind: io::ErrorKind| {
-        stream::iter([Err(io::Error::new(kind, "as the test wants it"))]).boxed()
+    let upload = |content_type: &'static str, broken: Option<io::ErrorKind>| {
+        let begun = stream::iter([Ok(Bytes::from_static(b"amount"))]);
+        let rest = match broken {
+            Some(kind) => stream::iter([Err(io::Error::new(kind, "as the test wants it"))]).boxed(),
+            None => stream::pending().boxed(),
+        };
+        let mut upload = keyed_request(Method::POST, "/users/bob", b"k");
+        let content_type = HeaderValue::from_static(content_type);
+        upload.headers_mut().insert(CONTENT_TYPE, content_type);
+        *upload.body_mut() = Body::from_stream(begun.chain(rest));
+        upload
     };
     for app in [idempotent, buffered] {
         let app = Router::new().merge(app).layer(late.clone());
-        for (rest, status, grpc) in [
-            (broken(io::ErrorKind::BrokenPipe), 400, "1"),
-            (broken(io::ErrorKind::TimedOut), 408, "4"),
-            (stream::pending().boxed(), 408, "4"),
+        for (broken, status, grpc) in [
+            (Some(io::ErrorKind::BrokenPipe), 400, "1"),
+            (Some(io::ErrorKind::TimedOut), 408, "4"),
+            (None, 408, "4"),
         ] {
-            let begun = stream::iter([Ok(Bytes::from_static(b"amount"))]).chain(rest);
-            let mut upload = keyed_request(Method::POST, "/users/bob", b"k");
-            *upload.body_mut() = Body::from_stream(begun);
-            let refused = Answer::to(&app, upload).await;
+            let refused = Answer::to(&app, upload("text/plain", broken)).await;
             let told = refused.text();
             assert_eq!(refused.told(), (status, "body-unreadable"), "{told}");
             for hidden in ["key", "as the test wants it"] {
                 assert!(!told.contains(hidden), "{told}");
             }
-            let rejection = refused.rejection.unwrap();
-            let mut call = keyed_request(Method::POST, "/users/bob", b"k");
-            call.headers_mut()
-                .insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-            let begun = stream::iter([Ok(Bytes::from_static(b"amount"))]);
-            *call.body_mut() = Body::from_stream(begun.chain(match grpc {
-                "1" => broken(io::ErrorKind::BrokenPipe),
-                _ => stream::pending().boxed(),
-            }));
-            let refused = Answer::to(&app, call).await;
-            assert_eq!(refused.headers["grpc-status"], grpc);
-            assert_eq!(refused.rejection.unwrap(), rejection);
+            let of_call = Answer::to(&app, upload("application/grpc", broken)).await;
+            assert_eq!(of_call.headers["grpc-status"], grpc);
+            assert_eq!(of_call.rejection, refused.rejection);
         }
     }
     assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (0, 0));
@@ -296,25 +299,22 @@ async fn idempotency_settings_out_of_range_log_the_value_used() {
         let _layer = set(once(&nodes));
         log.text()
     };
-    let shortest = said(&|layer| layer.retention(Duration::ZERO));
-    let longest = said(&|layer| layer.retention(Duration::MAX));
-    let largest = said(&|layer| layer.max_response_body(1024 * 1024 + 1));
     for (log, words) in [
-        (shortest, ["retention", "0ns", "1ms"]),
         (
-            longest,
-            [
-                "retention",
-                "18446744073709551615.999999999s",
-                "3153600000s",
-            ],
+            said(&|layer| layer.retention(Duration::ZERO)),
+            "retention 0ns 1ms",
         ),
-        (largest, ["max_response_body", "1048577", "1048576"]),
+        (
+            said(&|layer| layer.retention(Duration::MAX)),
+            "retention 18446744073709551615.999999999s 3153600000s",
+        ),
+        (
+            said(&|layer| layer.max_response_body(1024 * 1024 + 1)),
+            "max_response_body 1048577 1048576",
+        ),
     ] {
         assert_eq!(log.matches("WARN").count(), 1, "{log}");
-        for word in words {
-            assert!(log.contains(word), "{word}: {log}");
-        }
+        assert!(words.split(' ').all(|word| log.contains(word)), "{log}");
     }
     for log in [
         said(&|layer| layer.retention(ms(1)).max_response_body(1024 * 1024)),
@@ -360,42 +360,6 @@ async fn debug_of_public_types_shows_no_keys() {
     }
     drop((held, own));
     waiting.abort();
-}
-
-#[derive(Debug, Clone)]
-struct Caller(&'static str);
-
-// Rules: misconfigured
-#[tokio::test(start_paused = true)]
-async fn scope_from_a_missing_extension_is_misconfigured() {
-    let (log, _guard) = Log::subscribed();
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let name: fn(&Caller) -> &str = |caller| caller.0;
-    let layer = IdempotencyLayer::new(redlock(&nodes), key::extension(name));
-    let app = users(&executed, layer);
-    for (caller, expected) in [
-        (None, "misconfigured"),
-        (Some(""), "scope-missing"),
-        (Some("alice"), ""),
-    ] {
-        for _ in 0..2 {
-            let mut request = keyed_request(Method::POST, "/users/bob", b"k");
-            if let Some(caller) = caller {
-                request.extensions_mut().insert(Caller(caller));
-            }
-            let answer = Answer::to(&app, request).await;
-            let status = if expected.is_empty() { 200 } else { 500 };
-            assert_eq!(answer.told(), (status, expected), "{caller:?}");
-            assert!(!answer.text().contains("Caller"));
-        }
-    }
-    assert_eq!(executed.count(), 1);
-    let log = log.text();
-    let caller = "extension `http::hostile_requests::Caller`";
-    let missing = format!("the request has no {caller}");
-    assert_eq!(log.matches(&missing).count(), 1, "{log}");
-    let no_caller = format!("found no caller in {caller}");
-    assert_eq!(log.matches(&no_caller).count(), 1, "{log}");
 }
 
 /// What a server behind reads as one header is one here, too.

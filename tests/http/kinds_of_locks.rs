@@ -5,14 +5,12 @@ use axum::extract::Path;
 use axum::routing::{any, get};
 use http::{Method, StatusCode};
 use serde::Deserialize;
-use support::{
-    Answer, Log, assert_matches, ms, redlock, request_with, secs, send, spawn_send, three_nodes,
-};
+use support::{Answer, Log, ms, redlock, secs, send, spawn_send, three_nodes};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
     FencingToken, LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, Redlock,
-    RedlockLayer, Rejection, key,
+    RedlockLayer, key,
 };
 
 use crate::shop::until_free;
@@ -114,10 +112,6 @@ async fn as_many_requests_as_allowed_run_at_a_time_and_one_more_is_answered_429(
     let refused = answers.iter().find(|answer| answer.status == 429).unwrap();
     assert_eq!(refused.code(), "too-many-concurrent");
     assert_eq!(refused.headers["retry-after"], "1");
-    let body = refused.json();
-    assert_eq!(body["code"], "too-many-concurrent");
-    assert_eq!(body["status"], 429);
-    assert_matches!(refused.rejection, Some(Rejection::TooManyConcurrent { .. }));
     let served = answers.iter().filter(|answer| answer.status == 200);
     let mut slots: Vec<_> = served.map(Answer::text).collect();
     slots.sort_unstable();
@@ -132,19 +126,6 @@ async fn a_request_that_may_wait_gets_the_next_free_slot() {
     assert_eq!(statuses(&send_all(&app, &["POST"; 9]).await), [200; 9]);
     let took = began.elapsed();
     assert!(took >= secs(3) && took < ms(3_500), "{took:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn grpc_requests_beyond_the_limit_get_resource_exhausted() {
-    let nodes = ScriptedNodes::new(3);
-    let app = app(layer(&redlock(&nodes)).max_concurrent(1));
-    let first = spawn_send(&app, "POST", "/pages/7");
-    sleep(ms(10)).await;
-    let grpc = [("content-type", "application/grpc")];
-    let refused = Answer::to(&app, request_with("POST", "/pages/7", &grpc)).await;
-    assert_eq!(refused.status, StatusCode::OK);
-    assert_eq!(refused.headers["grpc-status"], "8");
-    assert_eq!(first.await.unwrap().status, StatusCode::OK);
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,45 +149,28 @@ async fn impossible_slots_are_misconfigured() {
     assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
 }
 
+/// A page that requests write, read or convert.
 #[derive(Debug, Deserialize)]
-struct Page(String);
+struct Page<const KIND: char>(String);
 
-#[derive(Debug, Deserialize)]
-struct ReadPage(String);
-
-#[derive(Debug, Deserialize)]
-struct ConvertedPage(String);
-
-impl LockResource for Page {
-    fn lock_keys(&self) -> LockKeys {
-        LockKey::from(("page", &self.0)).into()
-    }
-}
-
-impl LockResource for ReadPage {
+impl<const KIND: char> LockResource for Page<KIND> {
     fn lock_keys(&self) -> LockKeys {
         LockKey::from(("page", &self.0)).into()
     }
 
     fn options(&self) -> LockOptions {
-        LockOptions::default().shared()
-    }
-}
-
-impl LockResource for ConvertedPage {
-    fn lock_keys(&self) -> LockKeys {
-        LockKey::from(("page", &self.0)).into()
-    }
-
-    fn options(&self) -> LockOptions {
-        LockOptions::default().slots(2)
+        match KIND {
+            'r' => LockOptions::default().shared(),
+            'c' => LockOptions::default().slots(2),
+            _ => LockOptions::default(),
+        }
     }
 }
 
 fn extractors(redlock: &Redlock) -> Router<()> {
-    let write = async |_: Locked<Path<Page>>| sleep(secs(1)).await;
-    let read = async |_: Locked<Path<ReadPage>>| sleep(secs(1)).await;
-    let convert = async |Locked(guard, _): Locked<Path<ConvertedPage>>| {
+    let write = async |_: Locked<Path<Page<'w'>>>| sleep(secs(1)).await;
+    let read = async |_: Locked<Path<Page<'r'>>>| sleep(secs(1)).await;
+    let convert = async |Locked(guard, _): Locked<Path<Page<'c'>>>| {
         sleep(secs(1)).await;
         format!("{:?}", guard.slot())
     };

@@ -1,16 +1,17 @@
 //! What the log says of mistakes in the set-up of layers and handlers: the place, the remedy, and only once.
 
-use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 
-use axum::extract::FromRequestParts;
+use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use futures_util::FutureExt;
-use http::StatusCode;
 use http::request::Parts;
+use http::{Method, StatusCode};
 use support::{
-    Answer, Log, assert_matches, once, redlock, request, request_with, secs, send, spawn_send,
+    Answer, Executed, Log, assert_matches, keyed_request, once, redlock, request, secs, send,
+    spawn_send, users,
 };
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
@@ -21,16 +22,13 @@ use tower_redlock::{
 
 use crate::shop::shop;
 
-/// Sends a request twice, and returns the code of the refusals and the lines of the log.
-async fn refused_twice(app: &Router, target: &str) -> (&'static str, Vec<String>) {
+/// Sends a request twice, and returns the refusal and the lines of the log.
+async fn refused_twice(app: &Router, target: &str) -> (Answer, Vec<String>) {
     let (log, _guard) = Log::subscribed();
-    let mut code = "";
-    for _ in 0..2 {
-        let answer = send(app, "POST", target).await;
-        assert!(answer.status.is_client_error() || answer.status.is_server_error());
-        code = answer.code();
-    }
-    (code, log.text().lines().map(str::to_owned).collect())
+    let refused = send(app, "POST", target).await;
+    assert_ne!(refused.code(), "");
+    assert_eq!(send(app, "POST", target).await.code(), refused.code());
+    (refused, log.text().lines().map(str::to_owned).collect())
 }
 
 #[track_caller]
@@ -41,29 +39,42 @@ fn assert_logged_once(lines: &[String], text: &str) {
     assert!(line.ends_with(text), "{line}\nis not\n{text}");
 }
 
+/// The client is told what its request lacks, and not what the service has named.
 #[tokio::test(start_paused = true)]
-async fn missing_key_is_logged_once_with_the_part_that_was_looked_for() {
-    let nodes = ScriptedNodes::new(3);
-    let upload = RedlockLayer::new(redlock(&nodes), ("upload", key::header("x-upload-id")));
-    let tenant = RedlockLayer::new(redlock(&nodes), ("tenant", key::query("t").or(key::host())));
-    let unnamed = RedlockLayer::new(redlock(&nodes), |_: &Parts| None::<String>);
-    for (layer, named) in [
+async fn missing_key_is_told_to_the_client_and_logged_once_with_the_part_that_was_looked_for() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let layer = |key: Arc<dyn KeyExtractor>| RedlockLayer::new(redlock.clone(), key);
+    let named = key::extension::<String>(String::as_str);
+    for (layer, logged, told) in [
         (
-            upload,
+            layer(Arc::new(("upload", key::header("x-upload-id")))),
             "`upload`, whose key comes from header `x-upload-id`",
+            "a required key: header `x-upload-id`",
         ),
         (
-            tenant,
+            layer(Arc::new(("tenant", key::query("t").or(key::host())))),
             "`tenant`, whose key comes from query parameter `t` or header `host`",
+            "a required key: query parameter `t` or header `host`",
         ),
-        (unnamed, "`unnamed`, whose key comes from a function"),
+        (
+            layer(Arc::new(key::from_fn(|_| None::<String>))),
+            "`unnamed`, whose key comes from a function",
+            "a required key",
+        ),
+        (
+            layer(Arc::new((key::header("x-a"), named))),
+            "`unnamed`, whose key comes from header `x-a` and extension `alloc::string::String`",
+            "a required key",
+        ),
     ] {
         let app = Router::new().route("/", post(async || "served").layer(layer));
-        let (code, lines) = refused_twice(&app, "/").await;
-        assert_eq!(code, "key-missing");
+        let (refused, lines) = refused_twice(&app, "/").await;
+        assert_eq!(refused.code(), "key-missing");
+        let detail = refused.json()["detail"].to_string();
+        assert!(detail.ends_with(&format!("{told}\"")), "{detail}");
         let text = format!(
             "WARN tower_redlock::middleware::response: redlock layer refuses requests: they name no resource of \
-             {named}; set `missing_key` or `skip` if they need no lock"
+             {logged}; set `missing_key` or `skip` if they need no lock"
         );
         assert_logged_once(&lines, &text);
     }
@@ -74,8 +85,8 @@ async fn missing_idempotency_key_is_logged_once_with_its_header() {
     let nodes = ScriptedNodes::new(3);
     let layer = once(&redlock(&nodes)).required(true);
     let app = Router::new().route("/", post(async || "served").layer(layer));
-    let (code, lines) = refused_twice(&app, "/").await;
-    assert_eq!(code, "key-missing");
+    let (refused, lines) = refused_twice(&app, "/").await;
+    assert_eq!(refused.code(), "key-missing");
     assert_logged_once(
         &lines,
         "redlock layer refuses requests: they lack the header `idempotency-key`, which `required(true)` of an \
@@ -83,50 +94,101 @@ async fn missing_idempotency_key_is_logged_once_with_its_header() {
     );
 }
 
+#[derive(Debug, Clone)]
+struct Caller(&'static str);
+
+impl Caller {
+    fn name(&self) -> &str {
+        self.0
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn missing_scope_is_logged_once_with_the_part_that_was_looked_for() {
-    let nodes = ScriptedNodes::new(3);
-    let layer = IdempotencyLayer::new(redlock(&nodes), key::header("x-caller"));
-    let app = Router::new().route("/", post(async || "served").layer(layer));
-    let (log, _guard) = Log::subscribed();
-    for _ in 0..2 {
-        let request = request_with("POST", "/", &[("idempotency-key", "8e03978e")]);
-        assert_eq!(Answer::to(&app, request).await.code(), "scope-missing");
+    let (redlock, executed) = (redlock(&ScriptedNodes::new(3)), Executed::default());
+    let by_header = IdempotencyLayer::new(redlock.clone(), key::header("x-caller"));
+    let by_caller = IdempotencyLayer::new(redlock, key::extension(Caller::name));
+    for (layer, caller, code, logged) in [
+        (
+            by_header,
+            None,
+            "scope-missing",
+            "the scope of an IdempotencyLayer found no caller in header `x-caller`",
+        ),
+        (
+            by_caller.clone(),
+            None,
+            "misconfigured",
+            "the request has no extension `http::log_texts::Caller`",
+        ),
+        (
+            by_caller.clone(),
+            Some(""),
+            "scope-missing",
+            "found no caller in extension `http::log_texts::Caller`",
+        ),
+        (by_caller, Some("alice"), "", ""),
+    ] {
+        let app = users(&executed, layer);
+        let (log, _guard) = Log::subscribed();
+        for _ in 0..2 {
+            let mut request = keyed_request(Method::POST, "/users/bob", b"8e03978e");
+            if let Some(caller) = caller {
+                request.extensions_mut().insert(Caller(caller));
+            }
+            let answer = Answer::to(&app, request).await;
+            let status = if code.is_empty() { 200 } else { 500 };
+            assert_eq!(answer.told(), (status, code), "{caller:?}");
+            assert!(!answer.text().contains("Caller"), "{answer:?}");
+        }
+        let log = log.text();
+        let lines: Vec<&str> = log.lines().collect();
+        assert_eq!(lines.len(), usize::from(!code.is_empty()), "{log}");
+        assert!(lines.iter().all(|line| line.contains(logged)), "{log}");
     }
-    let lines: Vec<String> = log.text().lines().map(str::to_owned).collect();
-    assert_logged_once(
-        &lines,
-        "redlock layer refuses requests because it is misconfigured error=the scope of an IdempotencyLayer found no \
-         caller in header `x-caller`",
-    );
+    assert_eq!(executed.count(), 1);
 }
 
 /// The error of a function may name the request; the log has one line for each route all the same.
+// Rules: misconfigured
 #[tokio::test(start_paused = true)]
-async fn misconfigured_key_is_logged_once_for_each_route_whatever_its_text() {
+async fn misconfigured_key_is_logged_once_for_each_route_and_hidden_from_clients() {
     let by_shard = |parts: &Parts| {
         let shard = parts.uri.path();
         Err::<LockKey, _>(KeyError::misconfigured(format!("no shard for {shard}")))
     };
-    let layer = RedlockLayer::new(redlock(&ScriptedNodes::new(3)), by_shard);
-    let app = Router::new()
-        .route("/shards/{id}", post(async || "served"))
-        .route("/regions/{id}", post(async || "served"))
-        .layer(layer);
-    let (log, _guard) = Log::subscribed();
-    for route in ["shards", "regions"] {
-        for id in 0..40 {
-            let refused = send(&app, "POST", &format!("/{route}/{id}")).await;
-            assert_eq!(refused.code(), "misconfigured");
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let keys: [(Arc<dyn KeyExtractor>, [&str; 2]); 2] = [
+        (
+            Arc::new(by_shard),
+            ["no shard for /shards/0", "no shard for /regions/0"],
+        ),
+        (
+            Arc::new(key::path("nonsense")),
+            ["`/shards/{id}`", "`/regions/{id}`"],
+        ),
+    ];
+    for (key, expected) in keys {
+        let app = Router::new()
+            .route("/shards/{id}", post(async || "served"))
+            .route("/regions/{id}", post(async || "served"))
+            .layer(RedlockLayer::new(redlock.clone(), key));
+        let (log, _guard) = Log::subscribed();
+        for route in ["shards", "regions"] {
+            for id in 0..40 {
+                let refused = send(&app, "POST", &format!("/{route}/{id}")).await;
+                assert_eq!(refused.told(), (500, "misconfigured"));
+                for hidden in ["no shard", "nonsense"] {
+                    assert!(!refused.text().contains(hidden), "{refused:?}");
+                }
+            }
+        }
+        let log = log.text();
+        assert_eq!(log.lines().count(), 2, "{log}");
+        for (line, part) in log.lines().zip(expected) {
+            assert!(line.contains(part), "{line}");
         }
     }
-    let text = log.text();
-    let lines: Vec<&str> = text.lines().collect();
-    let [shards, regions] = lines[..] else {
-        panic!("not two lines: {lines:?}");
-    };
-    assert!(shards.ends_with("no shard for /shards/0"), "{shards}");
-    assert!(regions.ends_with("no shard for /regions/0"), "{regions}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,41 +205,55 @@ async fn extractor_without_its_layer_names_the_route_and_is_logged_once() {
     let no_key = "the handler of `ROUTE` has no idempotency key; apply an IdempotencyLayer with `required(true)`, \
                   or extract Option<IdempotencyKey>";
     for (extracted, text) in [("handle", no_lock), ("token", no_lock), ("once", no_key)] {
-        let (code, lines) = refused_twice(&app, &format!("/log-texts/7/{extracted}")).await;
-        assert_eq!(code, "misconfigured");
+        let target = format!("/log-texts/7/{extracted}");
+        let (refused, lines) = refused_twice(&app, &target).await;
+        assert_eq!(refused.code(), "misconfigured");
         let route = format!("/log-texts/{{id}}/{extracted}");
         assert_logged_once(&lines, &text.replace("ROUTE", &route));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_that_a_handler_can_never_take_is_logged_once() {
-    struct Hourly;
-    impl<S: Sync> FromRequestParts<S> for Hourly {
-        type Rejection = Infallible;
-
-        async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Infallible> {
-            Ok(Self)
-        }
-    }
+async fn lock_that_can_never_be_taken_is_logged_once() {
+    #[derive(serde::Deserialize)]
+    struct Hourly(String);
     impl LockResource for Hourly {
         fn lock_keys(&self) -> LockKeys {
-            LockKey::from("report").into()
+            LockKey::from(self.0.as_str()).into()
         }
 
         fn options(&self) -> LockOptions {
             LockOptions::default().ttl(secs(1_000_000))
         }
     }
-    let report = async |_: Locked<Hourly>| "reported";
-    let app = Router::new().route("/", post(report));
-    let app = app.with_state(redlock(&ScriptedNodes::new(3)));
-    let (code, lines) = refused_twice(&app, "/").await;
-    assert_eq!(code, "misconfigured");
-    let [line] = &lines[..] else {
-        panic!("not one line: {lines:?}");
+    let locked = async |_: Locked<Path<Hourly>>| "reported";
+    let by_hand = async |State(redlock): State<Redlock>| {
+        let _guard = redlock.try_lock("report").ttl(secs(1_000_000)).await?;
+        Ok::<_, LockError>("reported")
     };
-    assert!(line.contains("redlock handler cannot lock its resource because it is misconfigured"));
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let layer = RedlockLayer::new(redlock.clone(), "report");
+    let layer = layer.options(|_| LockOptions::default().ttl(secs(1_000_000)));
+    let app = Router::new()
+        .route("/layer", post(async || "reported").layer(layer))
+        .route("/locked/{id}", post(locked))
+        .route("/by-hand", post(by_hand))
+        .with_state(redlock);
+    for (target, text) in [
+        ("/layer", "raise max_ttl"),
+        (
+            "/locked/report",
+            "redlock handler cannot lock its resource because it is misconfigured",
+        ),
+        ("/by-hand", "raise max_ttl"),
+    ] {
+        let (refused, lines) = refused_twice(&app, target).await;
+        assert_eq!(refused.told(), (500, "misconfigured"));
+        assert!(!refused.text().contains("ttl"), "{refused:?}");
+        assert!(lines.iter().all(|line| line.contains(text)), "{lines:?}");
+        // The handler's own error has no place that it could be logged for once.
+        assert!(lines.len() == 1 || target == "/by-hand", "{lines:?}");
+    }
 }
 
 /// The handler runs in the task that took the lock for it.

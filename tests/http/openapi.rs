@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
-use support::{Answer, keyed_request, ms, once, secs};
+use support::{Answer, keyed_request, ms, once, request_with, secs};
 use tokio::time::sleep;
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{
@@ -40,7 +40,9 @@ impl Met {
             digits.into_iter().all(|number| number.len() < 13),
             "{shown}"
         );
-        assert!(!shown.contains("secret"), "{shown}");
+        for hidden in ["secret", "embedded"] {
+            assert!(!shown.contains(hidden), "{shown}");
+        }
         let responses = serde_json::to_value(L::responses()).unwrap();
         let response = &responses[status];
         assert!(
@@ -90,13 +92,13 @@ fn broken(kind: io::ErrorKind) -> Request<Body> {
         .unwrap()
 }
 
-/// A service that does what the query says.
 /// A process that has a label, which no refusal may show.
 fn redlock(nodes: &ScriptedNodes) -> Redlock {
     let builder = Redlock::builder().scripted(nodes).holder("secret label");
     builder.build().unwrap()
 }
 
+/// A service that does what the query says.
 fn app(nodes: &ScriptedNodes) -> Router {
     let nodes = nodes.clone();
     let work = async move |RawQuery(query): RawQuery| {
@@ -131,20 +133,28 @@ async fn of_redlock_layer(met: &mut Met) {
     .await;
     check(layer(&redlock), "/?lose", "lock-lost").await;
     let both = ["resource", "secret-7"];
-    let guard = redlock.lock_all(both).note("secret").await.unwrap();
-    check(layer(&redlock), "/", "lock-contended").await;
-    check(keyed("id"), "/?id=secret-7", "lock-contended").await;
-    let exposing = layer(&redlock).expose_holder(true);
-    let named = Answer::to(&locked(exposing), sent("/")).await;
-    let body: Value = serde_json::from_slice(&named.body).unwrap();
     let schema = serde_json::to_value(Rejection::schema()).unwrap();
-    jsonschema::validate(&schema, &body).unwrap();
-    assert_eq!(
-        body["holder"],
-        json!({ "label": "secret label", "note": "secret" })
-    );
     let holder = &schema["properties"]["holder"]["properties"];
     assert_eq!(holder["note"]["type"], json!(["string", "null"]));
+    // Held by another process, and by this one.
+    for process in [&self::redlock(&nodes), &redlock] {
+        let guard = process.lock_all(both).note("secret").await.unwrap();
+        check(layer(&redlock), "/", "lock-contended").await;
+        check(keyed("id"), "/?id=secret-7", "lock-contended").await;
+        let exposing = locked(layer(&redlock).expose_holder(true));
+        let named = Answer::to(&exposing, sent("/")).await.json();
+        jsonschema::validate(&schema, &named).unwrap();
+        assert_eq!(
+            named["holder"],
+            json!({ "label": "secret label", "note": "secret" })
+        );
+        let grpc = request_with("POST", "/", &[("content-type", "application/grpc")]);
+        let refused = Answer::to(&exposing, grpc).await;
+        let shown = format!("{:?} {:?}", refused.headers, refused.body);
+        assert!(!shown.contains("secret"), "{shown}");
+        guard.release().await.unwrap();
+    }
+    let guard = redlock.lock("resource").await.unwrap();
     let waiting = layer(&redlock).wait(ms(1_000)).max_waiters(1);
     let waiter = app(&nodes).layer(waiting.clone());
     let first = Answer::to(&waiter, sent("/"));
@@ -170,12 +180,10 @@ async fn of_bodies(met: &mut Met) {
     let nodes = ScriptedNodes::new(3);
     let buffered = app(&nodes).layer(BufferBodyLayer::new(5));
     let executed = app(&nodes).layer(once(&redlock(&nodes)).max_request_body(5));
-    for (kind, expected) in [
-        (io::ErrorKind::ConnectionReset, "body-unreadable"),
-        (io::ErrorKind::TimedOut, "body-unreadable"),
-    ] {
-        met.check::<BufferBodyLayer>(&Answer::to(&buffered, broken(kind)).await, expected);
-        met.check::<IdempotencyLayer>(&Answer::to(&executed, broken(kind)).await, expected);
+    for kind in [io::ErrorKind::ConnectionReset, io::ErrorKind::TimedOut] {
+        let [buffered, executed] = [&buffered, &executed].map(|app| Answer::to(app, broken(kind)));
+        met.check::<BufferBodyLayer>(&buffered.await, "body-unreadable");
+        met.check::<IdempotencyLayer>(&executed.await, "body-unreadable");
     }
     let large = || keyed_request(Method::POST, "/", b"large");
     met.check::<BufferBodyLayer>(&Answer::to(&buffered, large()).await, "body-too-large");
@@ -289,6 +297,7 @@ async fn of_handlers(met: &mut Met) {
     met.check::<IdempotencyLayer>(&answer, "conflicting-outcomes");
 }
 
+// Rules: lock-contended, lock-expired
 #[tokio::test(start_paused = true)]
 async fn each_refusal_is_as_the_openapi_responses_of_its_layer_say() {
     let mut met = Met::default();
