@@ -9,7 +9,6 @@ mod early_release;
 mod extractors;
 mod groups;
 mod hostile_requests;
-mod key_combinators;
 mod key_extractors;
 mod key_service;
 mod keys;

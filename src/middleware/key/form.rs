@@ -261,26 +261,46 @@ mod tests {
 
     #[test]
     fn a_parameter_is_decoded() {
-        assert_eq!(extract_parameter("a=1&id=7"), key("7"));
-        assert_eq!(extract_parameter("%69d=%41+b%20c"), key("A b c"));
-    }
-
-    #[test]
-    fn missing_and_empty_parameters_name_nothing() {
-        for query_string in ["", "a=1", "id", "id=", "xid=7"] {
-            assert_eq!(extract_parameter(query_string), Ok(None), "{query_string}");
+        for (query_string, expected) in [
+            ("a=1&id=7", "7"),
+            ("a=1&id=7&&", "7"),
+            ("%69d=%41+b%20c", "A b c"),
+            ("id=a%2Fb%00", "a/b\0"),
+            ("id=%", "%"),
+            ("id=%7", "%7"),
+            ("id=a=b", "a=b"),
+        ] {
+            assert_eq!(
+                extract_parameter(query_string),
+                key(expected),
+                "{query_string}"
+            );
         }
     }
 
     #[test]
+    fn missing_and_empty_parameters_name_nothing() {
+        for query_string in ["", "a=1", "id", "id=", "ID=7&xid=7"] {
+            assert_eq!(extract_parameter(query_string), Ok(None), "{query_string}");
+        }
+        let without = Request::get("/path").body(()).unwrap().into_parts().0;
+        assert_eq!(query("id").extract(&without), Ok(None));
+    }
+
+    #[test]
     fn ambiguous_and_unreadable_parameters_are_malformed() {
-        assert!(matches!(
-            extract_parameter("id=1&id=2"),
-            Err(KeyError::Malformed(_))
-        ));
-        assert!(matches!(
-            extract_parameter("id=%ff"),
-            Err(KeyError::Malformed(_))
-        ));
+        for query_string in [
+            "id=1&id=2",
+            "id=7&id=7",
+            "id=&id=7",
+            "id=7&%69d=8",
+            "id=%ff",
+        ] {
+            let found = extract_parameter(query_string);
+            assert!(
+                matches!(found, Err(KeyError::Malformed(_))),
+                "{query_string}"
+            );
+        }
     }
 }

@@ -233,27 +233,65 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_cookie_is_found_among_others() {
+    fn a_cookie_is_the_one_that_a_cookie_jar_has() {
         let key = |key: &str| Ok(Some(LockKey::from(key).into()));
-        assert_eq!(extract_cookie(&[b"a=1; id=7; b=2"]), key("7"));
-        assert_eq!(extract_cookie(&[b"a=1", b"id=a=b"]), key("a=b"));
-        assert_eq!(extract_cookie(&[b"id=\"7\""]), key("7"));
-        // A no-break space.
-        assert_eq!(extract_cookie(&[b"\xc2\xa0id=\xc2\xa07"]), key("7"));
+        let rows: [(&[&[u8]], &str); 17] = [
+            (&[b"a=1; id=7; b=2"], "7"),
+            (&[b"a=1", b"id=a=b"], "a=b"),
+            (&[b"id=\"7\""], "7"),
+            // A no-break space.
+            (&[b"\xc2\xa0id=\xc2\xa07"], "7"),
+            (&[b"id=REAL"], "REAL"),
+            (&[b"id=%52EAL"], "REAL"),
+            (&[b"%69d=REAL"], "REAL"),
+            (&[b"a=1; %69%64 = %52%45%41%4c ;b=2"], "REAL"),
+            (&[b"id=%22REAL%22"], "REAL"),
+            (&[b"id=%22%52EAL\""], "REAL"),
+            (&[b"id=a%3Bb"], "a;b"),
+            (&[b"id=%"], "%"),
+            (&[b"id=%zz"], "%zz"),
+            (&[b"id=a+b"], "a+b"),
+            (&[b"id=a=b"], "a=b"),
+            (&[b"id=\"REAL\""], "REAL"),
+            (&[b"ID=7; id=8"], "8"),
+        ];
+        for (values, expected) in rows {
+            assert_eq!(extract_cookie(values), key(expected), "{expected}");
+        }
     }
 
     #[test]
     fn missing_and_empty_cookies_name_nothing() {
-        for value in ["", "a=1", "id", "id=", "id=\"\"", "xid=7", "ID=7", "idx=7"] {
+        for value in [
+            "",
+            "a=1",
+            "id",
+            "%69d",
+            "id=",
+            "id=\"\"",
+            "id=%22%22",
+            "xid=7",
+            "ID=7",
+            "idx=7",
+        ] {
             assert_eq!(extract_cookie(&[value.as_bytes()]), Ok(None), "{value}");
         }
     }
 
     #[test]
     fn ambiguous_and_unreadable_cookies_are_malformed() {
-        for headers in [[b"id=1; id=2".as_slice()], [b"id=\xff"]] {
+        let rows: [&[&[u8]]; 7] = [
+            &[b"id=1; id=2"],
+            &[b"id=1; %69d=2"],
+            &[b"id=1", b"%69d=1"],
+            &[b"id=; %69d=1"],
+            &[b"id=\xff"],
+            &[b"id=%ff"],
+            &[b"%69d=\xff"],
+        ];
+        for headers in rows {
             assert!(matches!(
-                extract_cookie(&headers),
+                extract_cookie(headers),
                 Err(KeyError::Malformed(_))
             ));
         }
@@ -269,24 +307,59 @@ pub(crate) mod tests {
 
     #[test]
     fn the_host_is_that_of_the_target_or_else_of_the_header() {
-        let key = |key: &str| Ok(Some(LockKey::from(key).into()));
-        let both = extract_host("http://A.example:80/x", &["a.EXAMPLE"]);
-        assert_eq!(both, key("a.example"));
-        assert_eq!(extract_host("/x", &["B.example:8080"]), key("b.example"));
-        assert_eq!(extract_host("/x", &["[::1]:80"]), key("[::1]"));
-        assert_eq!(extract_host("/x", &[]), Ok(None));
-        assert_eq!(extract_host("/x", &[""]), Ok(None));
+        let rows: [(&str, &[&str], &str); 12] = [
+            ("/x", &["A.Example"], "a.example"),
+            ("/x", &["a.example:8080"], "a.example"),
+            ("/x", &["a.example."], "a.example"),
+            ("/x", &["A.Example.:80"], "a.example"),
+            ("/x", &["[::1]:80"], "[::1]"),
+            ("http://A.example/x", &[], "a.example"),
+            ("http://a.example./x", &["a.example"], "a.example"),
+            ("http://A.example:80/x", &["a.EXAMPLE"], "a.example"),
+            ("http://a.example/x", &["a.example:8080"], "a.example"),
+            ("http://a.example:80/x", &["a.example:80"], "a.example"),
+            ("http://[::1]/x", &["[::1]:80"], "[::1]"),
+            ("http://a.example:80/x", &["a.example"], "a.example"),
+        ];
+        for (target, headers, expected) in rows {
+            let key = LockKey::from(expected).into();
+            assert_eq!(
+                extract_host(target, headers),
+                Ok(Some(key)),
+                "{target} {headers:?}"
+            );
+        }
+        for nothing in [&[][..], &[""]] {
+            assert_eq!(extract_host("/x", nothing), Ok(None));
+        }
     }
 
     #[test]
     fn an_ambiguous_or_unreadable_host_is_malformed() {
-        for headers in [["a", "a"].as_slice(), &["a b"], &["QQQQ.Q[::0]:80"]] {
-            assert!(matches!(
-                extract_host("/x", headers),
-                Err(KeyError::Malformed(_))
-            ));
+        let rows: [(&str, &[&str]); 16] = [
+            ("/x", &["a", "a"]),
+            ("/x", &["a b"]),
+            ("/x", &["QQQQ.Q[::0]:80"]),
+            ("/x", &["b.example@a.example"]),
+            ("/x", &["."]),
+            ("/x", &["a.example.."]),
+            ("/x", &["%61.example"]),
+            ("/x", &["a.example,b.example"]),
+            ("http://A.example:80/x", &["b"]),
+            ("http://a.example/x", &["b.example"]),
+            ("http://a.example/x", &["a.example.b"]),
+            ("http://a.example/x", &[""]),
+            ("http://a.example/x", &["a.example"; 2]),
+            ("http://a.example:80/x", &["a.example:8080"]),
+            ("http://user@a.example/x", &[]),
+            ("http://b.example@a.example/x", &["a.example"]),
+        ];
+        for (target, headers) in rows {
+            let found = extract_host(target, headers);
+            assert!(
+                matches!(found, Err(KeyError::Malformed(_))),
+                "{target} {headers:?}"
+            );
         }
-        let differing = extract_host("http://A.example:80/x", &["b"]);
-        assert!(matches!(differing, Err(KeyError::Malformed(_))));
     }
 }

@@ -45,6 +45,12 @@ fn combinators_of_a_missing_key_name_no_resource() {
     assert_eq!(id().map(|key| key).extract(&parts), Ok(None));
     assert_eq!("".hashed().extract(&parts), Ok(None));
     assert_eq!("".or("other").extract(&parts), keys("other"));
+    assert_eq!("".when(|_| true).or("other").extract(&parts), keys("other"));
+    assert_eq!(("x", "".or("other")).extract(&parts), keys(("x", "other")));
+    let missing = |_: &Parts| None::<String>;
+    assert_eq!(missing.or("other").extract(&parts), keys("other"));
+    assert_eq!(missing.hashed().or(missing).extract(&parts), Ok(None));
+    assert_eq!(each("x", missing).extract(&parts), Ok(None));
     let nothing = |_: LockKey| None::<LockKey>;
     assert_eq!("a".map(nothing).extract(&parts), Ok(None));
 }
