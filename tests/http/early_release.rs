@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::routing::post;
+use axum::routing::{MethodRouter, post};
 use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::stream;
@@ -41,10 +41,9 @@ async fn early(State(redlock): State<Redlock>, handle: LockHandle) -> String {
     "early".to_owned()
 }
 
-fn app(redlock: &Redlock, layer: RedlockLayer) -> Router {
-    Router::new()
-        .route("/orders/{id}", post(early).layer(layer))
-        .with_state(redlock.clone())
+fn app(redlock: &Redlock, route: MethodRouter<Redlock>) -> Router {
+    let app = Router::new().route("/orders/{id}", route);
+    app.with_state(redlock.clone())
 }
 
 #[tokio::test(start_paused = true)]
@@ -54,7 +53,10 @@ async fn release_frees_the_lock_and_the_handler_goes_on() {
             let (nodes, redlock) = three_nodes();
             let layer = layer(&redlock).on_lost(on_lost).release_at(release_at);
             let token = HeaderName::from_static("x-fencing-token");
-            let app = app(&redlock, layer.expose_token(token.clone()));
+            let app = app(
+                &redlock,
+                post(early).layer(layer.expose_token(token.clone())),
+            );
             let answer = send(&app, "POST", "/orders/7").await;
             assert_eq!(answer.status, StatusCode::OK);
             assert_eq!(answer.body, "early");
@@ -71,9 +73,7 @@ async fn release_frees_the_lock_and_the_handler_goes_on() {
 async fn release_frees_the_lock_of_a_handler_in_a_task_of_its_own() {
     let (nodes, redlock) = three_nodes();
     let layer = layer(&redlock).on_disconnect(RunToCompletion);
-    let app = Router::new()
-        .route("/orders/{id}", post(early).layer(layer))
-        .with_state(redlock.clone());
+    let app = app(&redlock, post(early).layer(layer));
     assert_eq!(send(&app, "POST", "/orders/7").await.body, "early");
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }

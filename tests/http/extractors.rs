@@ -236,10 +236,7 @@ async fn max_hold_of_the_builder_is_the_default_of_layers_and_locked() {
     async fn layered(handle: LockHandle) -> String {
         handle.lost().await.to_string()
     }
-    async fn locked(Locked(guard, _): Locked<Path<OrderId>>) -> String {
-        guard.lost().await.to_string()
-    }
-    async fn brief(Locked(guard, _): Locked<Path<BriefOrder>>) -> String {
+    async fn locked<R: LockResource>(Locked(guard, _): Locked<Path<R>>) -> String {
         guard.lost().await.to_string()
     }
     for (of_builder, of_all) in [(None, 60), (Some(2), 2), (Some(100), 100)] {
@@ -257,8 +254,8 @@ async fn max_hold_of_the_builder_is_the_default_of_layers_and_locked() {
         let app = Router::new()
             .route("/layer/{id}", post(layered).layer(layer()))
             .route("/brief_layer/{id}", post(layered).layer(brief_layer))
-            .route("/locked/{id}", post(locked))
-            .route("/brief/{id}", post(brief))
+            .route("/locked/{id}", post(locked::<OrderId>))
+            .route("/brief/{id}", post(locked::<BriefOrder>))
             .with_state(redlock);
         for (route, expected) in [
             ("layer", of_all),

@@ -16,10 +16,7 @@ use tower_redlock::{
 /// Two groups of nodes, locks over them, and for each the identifiers whose keys belong to it, in ascending order.
 async fn groups() -> ([ScriptedNodes; 2], Redlock, [Vec<u32>; 2]) {
     let nodes: [ScriptedNodes; 2] = std::array::from_fn(|_| ScriptedNodes::new(3));
-    let builder = nodes.iter().fold(Redlock::builder(), |builder, nodes| {
-        builder.node_group(NodeGroup::new().scripted(nodes))
-    });
-    let redlock = builder.ttl(secs(10)).build().unwrap();
+    let redlock = redlock(&nodes, None);
     let mut ids = [Vec::new(), Vec::new()];
     // With as many digits, so that their keys sort as the numbers do.
     for id in 100..150 {
@@ -189,19 +186,24 @@ async fn nested_layers_of_two_services_in_opposite_orders_do_not_deadlock() {
     assert_ne!(served[0], served[1], "one makes room for the other");
 }
 
+// Rules: http.shared
 #[tokio::test(start_paused = true)]
-async fn nested_layers_over_two_groups_in_opposite_orders_do_not_deadlock() {
+async fn nested_layers_of_one_service_in_opposite_orders_do_not_deadlock() {
     let nodes = [ScriptedNodes::new(3), ScriptedNodes::new(3)];
-    let redlock = redlock(&nodes, None);
-    // The order of the keys differs from that of their groups, too.
-    for numbers in [[0, 0], [0, 5], [5, 0]] {
-        let first = (&redlock, key_in(0, 2, numbers[0]));
-        let second = (&redlock, key_in(1, 2, numbers[1]));
+    let (one_group, two_groups) = (redlock(&nodes[..1], None), redlock(&nodes, None));
+    let of_group = |group, number| (&two_groups, key_in(group, 2, number));
+    for [first, second] in [
+        [(&one_group, "a"), (&one_group, "b")],
+        [of_group(0, 0), of_group(1, 0)],
+        // The order of the keys differs from that of their groups, too.
+        [of_group(0, 0), of_group(1, 5)],
+        [of_group(0, 5), of_group(1, 0)],
+    ] {
         // The one in the order of all locks waits, and the other makes room for it.
         let served = served_in_opposite_orders([first, second], [second, first]).await;
-        assert_eq!(served, [true, false], "{numbers:?}");
+        assert_eq!(served, [true, false], "{} {}", first.1, second.1);
         let served = served_in_opposite_orders([second, first], [first, second]).await;
-        assert_eq!(served, [false, true], "{numbers:?}");
+        assert_eq!(served, [false, true], "{} {}", first.1, second.1);
     }
 }
 

@@ -13,9 +13,10 @@ use bytes::Bytes;
 use futures_util::poll;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
-use support::{ms, secs};
+use support::{ms, redlock, secs};
 use tokio::time::sleep;
 use tower::{Layer, Service};
+use tower_redlock::middleware::RedlockService;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockBody, LockHandle, OnLost, Redlock, RedlockLayer, Rejection};
 
@@ -76,11 +77,19 @@ impl Service<Request<Plain>> for Inner {
     }
 }
 
-/// Nodes, and locks of them that are not renewed.
-fn redlock() -> (ScriptedNodes, Redlock) {
+/// A layer over nodes whose locks are not renewed, around a service, and what that sees.
+fn stack(
+    wait: Duration,
+    on_lost: OnLost,
+    is_ready: bool,
+) -> (ScriptedNodes, RedlockService<Inner>, Arc<Seen>) {
     let nodes = ScriptedNodes::new(3);
     let builder = Redlock::builder().scripted(&nodes).ttl(TTL).renew(false);
-    (nodes, builder.build().unwrap())
+    let (inner, redlock) = (Inner::default(), builder.build().unwrap());
+    let seen = Arc::clone(&inner.0);
+    seen.is_ready.store(is_ready, Ordering::Relaxed);
+    let layer = RedlockLayer::new(redlock, "k").wait(wait).on_lost(on_lost);
+    (nodes, layer.layer(inner), seen)
 }
 
 fn request() -> Request<Plain> {
@@ -102,12 +111,7 @@ async fn on_lost_abort_answers_503_without_polling_the_handler_again() {
     for wait in [Duration::ZERO, WAIT] {
         for answers in [false, true] {
             let what = format!("waiting {wait:?}, the handler has an answer: {answers}");
-            let (_nodes, redlock) = redlock();
-            let inner = Inner::default();
-            let seen = Arc::clone(&inner.0);
-            seen.is_ready.store(true, Ordering::Relaxed);
-            let layer = RedlockLayer::new(redlock.clone(), "k").wait(wait);
-            let mut service = layer.on_lost(OnLost::Abort).layer(inner);
+            let (_nodes, mut service, seen) = stack(wait, OnLost::Abort, true);
             poll_fn(|context| service.poll_ready(context))
                 .await
                 .unwrap();
@@ -133,11 +137,7 @@ async fn layer_begins_no_handler_if_its_lock_is_lost_while_the_service_is_not_re
     for on_lost in [OnLost::Abort, OnLost::Notify] {
         for becomes_ready in [false, true] {
             let what = format!("{on_lost:?}, ready at last: {becomes_ready}");
-            let (nodes, redlock) = redlock();
-            let inner = Inner::default();
-            let seen = Arc::clone(&inner.0);
-            let layer = RedlockLayer::new(redlock.clone(), "k").wait(WAIT);
-            let mut service = layer.on_lost(on_lost).layer(inner);
+            let (nodes, mut service, seen) = stack(WAIT, on_lost, false);
             let mut serving = pin!(service.call(request()));
             while nodes.locks() != [1, 1, 1] {
                 assert!(poll!(&mut serving).is_pending(), "{what}");
@@ -159,14 +159,8 @@ async fn layer_begins_no_handler_if_its_lock_is_lost_while_the_service_is_not_re
 async fn layer_begins_no_handler_if_its_lock_is_lost_before_the_future_is_polled() {
     for on_lost in [OnLost::Abort, OnLost::Notify] {
         let what = format!("{on_lost:?}");
-        let (nodes, redlock) = redlock();
-        let other = Redlock::builder().scripted(&nodes).build().unwrap();
-        let elsewhere = other.lock("k").await.unwrap();
-        let inner = Inner::default();
-        let seen = Arc::clone(&inner.0);
-        seen.is_ready.store(true, Ordering::Relaxed);
-        let layer = RedlockLayer::new(redlock.clone(), "k").wait(WAIT);
-        let mut service = layer.on_lost(on_lost).layer(inner);
+        let (nodes, mut service, seen) = stack(WAIT, on_lost, true);
+        let elsewhere = redlock(&nodes).lock("k").await.unwrap();
         let mut serving = pin!(service.call(request()));
         for _ in 0..3 {
             assert!(poll!(&mut serving).is_pending(), "{what}");

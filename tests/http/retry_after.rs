@@ -12,7 +12,7 @@ use tower_redlock::{
     LockError, LockKey, LockKeys, LockOptions, LockResource, Locked, Redlock, RedlockLayer, key,
 };
 
-use crate::shop::until_free;
+use crate::shop::{OrderId, until_free};
 
 /// A report whose key stays taken for half a minute.
 #[derive(Deserialize)]
@@ -28,23 +28,13 @@ impl LockResource for Report {
     }
 }
 
-/// An order, which takes a while.
-#[derive(Deserialize)]
-struct Order(String);
-
-impl LockResource for Order {
-    fn lock_keys(&self) -> LockKeys {
-        LockKey::from(("order", &*self.0)).into()
-    }
-}
-
 /// Each kind of refusal under a path of its own.
 fn app(redlock: &Redlock) -> Router {
     let layer = |name| RedlockLayer::new(redlock.clone(), (name, key::path("id")));
     let slot = layer("order").max_concurrent(1);
     let stays = layer("report").options(|_| LockOptions::default().hold_at_least(secs(30)));
     let serve = async || sleep(ms(500)).await;
-    let locked = async |_: Locked<Path<Order>>| sleep(ms(500)).await;
+    let locked = async |_: Locked<Path<OrderId>>| sleep(ms(500)).await;
     let job = async |_: Locked<Path<Report>>| ();
     let by_hand = async |State(redlock): State<Redlock>, Path(id): Path<String>| {
         let _guard = redlock.try_lock(("order", id)).await?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::scripted_bodies::post;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request::Parts;
@@ -50,33 +51,11 @@ fn handler(
     })
 }
 
-fn post() -> Request<()> {
-    Request::post("/").body(()).unwrap()
-}
-
 /// Waits in small steps, so that the paused clock stops soon after it is so.
 async fn until(is_so: impl Fn() -> bool) {
     while !is_so() {
         sleep(ms(5)).await;
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn run_to_completion_keeps_the_lock_until_the_handler_ends() {
-    let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
-    let service = layer(&nodes).layer(handler(&done));
-    let gone = timeout(secs(1), service.oneshot(post())).await;
-    assert!(gone.is_err(), "the handler works for longer");
-    let other = Redlock::builder()
-        .scripted(&nodes)
-        .ttl(TTL)
-        .build()
-        .unwrap();
-    // Renewed several times meanwhile.
-    sleep(WORK - secs(2)).await;
-    assert!(other.try_lock("resource").await.is_err());
-    until(|| done.load(Ordering::Relaxed)).await;
-    until(|| nodes.locks() == [0, 0, 0]).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -92,38 +71,36 @@ async fn run_to_completion_releases_the_lock_before_the_last_frame() {
 
 #[tokio::test(start_paused = true)]
 async fn run_to_completion_aborts_the_handler_of_a_lost_lock_unless_on_lost_is_notify() {
-    for (on_lost, expected) in [(OnLost::Abort, false), (OnLost::Notify, true)] {
-        let (nodes, done) = (ScriptedNodes::new(3), Arc::<AtomicBool>::default());
-        let inner = {
-            let done = Arc::clone(&done);
-            service_fn(move |_: Request<()>| {
+    for on_lost in [OnLost::Abort, OnLost::Notify] {
+        for client_stays in [false, true] {
+            let (nodes, done) = (ScriptedNodes::new(3), Arc::<AtomicBool>::default());
+            let inner = service_fn(|_: Request<()>| {
                 let done = Arc::clone(&done);
                 async move {
                     sleep(WORK).await;
                     done.store(true, Ordering::Relaxed);
                     Answer::Ok(Response::default())
                 }
-            })
-        };
-        let service = layer(&nodes).on_lost(on_lost).layer(inner);
-        let gone = timeout(secs(1), service.oneshot(post())).await;
-        assert!(gone.is_err());
-        set_all(&nodes, OpKind::Confirm, Gate::Failing);
-        sleep(WORK).await;
-        assert_eq!(done.load(Ordering::Relaxed), expected, "{on_lost:?}");
-        assert_eq!(nodes.locks(), [0, 0, 0]);
+            });
+            let service = layer(&nodes).on_lost(on_lost).layer(inner);
+            let patience = if client_stays { 2 * WORK } else { secs(1) };
+            let serving = timeout(patience, service.oneshot(post()));
+            let fail = async {
+                sleep(ms(10)).await;
+                set_all(&nodes, OpKind::Confirm, Gate::Failing);
+            };
+            let (response, ()) = tokio::join!(serving, fail);
+            if client_stays {
+                let status = response.unwrap().unwrap().status();
+                let expected = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::OK];
+                assert_eq!(status, expected[usize::from(on_lost == OnLost::Notify)]);
+            }
+            sleep(2 * WORK).await;
+            let is_done = done.load(Ordering::Relaxed);
+            assert_eq!(is_done, on_lost == OnLost::Notify, "{on_lost:?}");
+            assert_eq!(nodes.locks(), [0, 0, 0]);
+        }
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn run_to_completion_answers_503_for_a_lost_lock() {
-    let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
-    let service = layer(&nodes).layer(handler(&done));
-    set_all(&nodes, OpKind::Confirm, Gate::Failing);
-    let response = service.oneshot(post()).await.unwrap();
-    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-    sleep(2 * WORK).await;
-    assert!(!done.load(Ordering::Relaxed), "the handler goes on");
 }
 
 /// The inner layer's second key is new, its first is shared with the outer layer, which cancels.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::http::{Request, Response, StatusCode, request::Parts};
-use axum::routing::post;
+use axum::routing;
 use bytes::Bytes;
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -22,7 +22,9 @@ use nix::sys::signal::Signal;
 use support::{ChildProcess, http, ms, secs};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_redlock::{OnLost, Redlock, RedlockLayer, Rejection, RunToCompletion};
+use tower_redlock::{OnLost, Redlock, RedlockLayer, RunToCompletion};
+
+use crate::scripted_bodies::{code, post};
 
 const TTL: Duration = ms(200);
 
@@ -39,19 +41,10 @@ fn layer() -> RedlockLayer {
     RedlockLayer::new(redlock, |parts: &Parts| parts.uri.path().to_owned())
 }
 
-fn request() -> Request<()> {
-    Request::post("/account").body(()).unwrap()
-}
-
-fn code<B>(response: &Response<B>) -> &'static str {
-    let rejection = response.extensions().get::<Rejection>();
-    rejection.map_or("", Rejection::code)
-}
-
 // Rules: http.clock
 #[tokio::test]
 async fn handler_that_blocks_its_thread_beyond_the_lock_is_answered_lock_lost() {
-    for (on_lost, expected) in [(OnLost::Abort, "lock-lost"), (OnLost::Notify, "")] {
+    for (on_lost, expected) in [(OnLost::Abort, "lock-lost"), (OnLost::Notify, "none")] {
         let handler = service_fn(|_: Request<()>| {
             block();
             ready(Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())))
@@ -59,7 +52,7 @@ async fn handler_that_blocks_its_thread_beyond_the_lock_is_answered_lock_lost() 
         let Ok(response) = layer()
             .on_lost(on_lost)
             .layer(handler)
-            .oneshot(request())
+            .oneshot(post())
             .await;
         assert_eq!(code(&response), expected, "{on_lost:?}");
     }
@@ -96,7 +89,7 @@ async fn on_lost_notify_begins_no_handler_after_the_validity_of_its_lock() {
         let inner = SlowReadiness::default();
         let called = Arc::clone(&inner.called);
         let layer = layer().on_lost(on_lost).wait(secs(1));
-        let Ok(response) = layer.layer(inner).oneshot(request()).await;
+        let Ok(response) = layer.layer(inner).oneshot(post()).await;
         assert_eq!(code(&response), "lock-lost", "{on_lost:?}");
         assert_eq!(called.load(Ordering::SeqCst), 0, "{on_lost:?}");
     }
@@ -117,7 +110,7 @@ async fn run_to_completion_begins_no_handler_after_the_validity_of_its_lock() {
             }
         });
         let layer = layer().on_lost(on_lost).on_disconnect(RunToCompletion);
-        let Ok(response) = layer.layer(handler).oneshot(request()).await;
+        let Ok(response) = layer.layer(handler).oneshot(post()).await;
         assert_eq!(code(&response), "lock-lost", "{on_lost:?}");
         assert_eq!(polled.load(Ordering::SeqCst), 0, "{on_lost:?}");
     }
@@ -135,7 +128,7 @@ async fn body_that_blocks_its_thread_beyond_the_lock_ends_with_an_error() {
         let body = StreamBody::new(futures_util::stream::iter(frames));
         ready(Ok::<_, Infallible>(Response::new(body)))
     });
-    let Ok(response) = layer().layer(handler).oneshot(request()).await;
+    let Ok(response) = layer().layer(handler).oneshot(post()).await;
     assert_eq!(response.status(), StatusCode::OK);
     let error = response.into_body().collect().await.err().unwrap();
     assert!(error.to_string().contains("lost"), "{error}");
@@ -152,7 +145,7 @@ fn server_process() {
     };
     runtime.enable_all().worker_threads(workers.max(1));
     runtime.build().unwrap().block_on(async {
-        let app = post(async || {
+        let app = routing::post(async || {
             println!("\n#begun");
             sleep(TTL / 2).await;
         });
