@@ -14,10 +14,12 @@ use std::thread;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
+use futures_util::future::join_all;
 use support::{
     Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, once, secs, send, set_all,
     three_nodes, until, wait_until,
 };
+use tokio::join;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind};
@@ -429,4 +431,42 @@ fn runtime_dropped_while_connecting_leaves_a_redlock_that_connects() {
     let guard = second.block_on(redlock.lock("k").into_future()).unwrap();
     second.block_on(guard.release()).unwrap();
     assert!(!server.exists(&name_of("k")));
+}
+
+/// As a limit of processor time has it: replies and the end of the node timeout are found at once.
+#[test]
+fn process_that_stood_still_reads_first_what_has_arrived_meanwhile() {
+    let beside = many_threads();
+    let (cluster, proxies) = beside.block_on(async {
+        let cluster = Cluster::start(3);
+        let proxies = cluster.servers.iter();
+        let proxies = proxies.map(|server| Proxy::start(server.addr()));
+        let proxies = join_all(proxies).await;
+        (cluster, proxies)
+    });
+    for runtime in [one_thread(), many_threads()] {
+        runtime.block_on(async {
+            let redlock = builder(proxies.iter().map(Proxy::url)).node_timeout(ms(100));
+            let redlock = redlock.build().unwrap();
+            until_locked(&redlock, "k").await;
+            proxies.iter().for_each(|proxy| proxy.delay(ms(30)));
+            for round in 0..3 {
+                let (asked, listing) = (redlock.clone(), redlock.clone());
+                let asking = tokio::spawn(async move {
+                    join!(asked.try_lock("k").into_future(), listing.health())
+                });
+                let standing = async {
+                    sleep(ms(10)).await;
+                    thread::sleep(ms(500));
+                };
+                tokio::spawn(standing).await.unwrap();
+                let (guard, health) = asking.await.unwrap();
+                assert_matches!(guard, Ok(_), "round {round}");
+                assert_eq!(health.up(), 3, "round {round}");
+                drop(guard);
+                cluster.wait_until_free(secs(5)).await;
+            }
+            proxies.iter().for_each(Proxy::pass);
+        });
+    }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::lock::backoff::AcquireError;
-use crate::lock::cluster::submit_in_drop;
+use crate::lock::cluster::{LATE, submit_in_drop};
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::queue::Place;
@@ -44,6 +44,8 @@ pub(super) struct Driver {
     /// The request of that extension or release.
     decision: u32,
     timer: Option<Pin<Box<Sleep>>>,
+    /// What was found to be due too late, and how long it is put off for that.
+    put_off: Option<(Duration, Duration)>,
     /// Until when nodes may break a tie, since there is one.
     tie_ends: Option<Duration>,
     /// The places of the keys in the queue, which know the processes that wait for each key.
@@ -84,6 +86,7 @@ impl Driver {
             failures: None,
             decision: 0,
             timer: None,
+            put_off: None,
             tie_ends: None,
             places: places.clone(),
             read: None,
@@ -226,12 +229,19 @@ impl Driver {
             // Without a time, the lease waits for its holders only.
             } else if let Some(due) = self.lease.poll_timeout() {
                 let due = due.min(self.tie_ends());
-                let due = self.instant(due);
-                ready!(poll_timer(&mut self.timer, due, context));
+                let put_off = self.put_off.filter(|(what, _)| *what == due);
+                let until = self.instant(put_off.map_or(due, |(_, until)| until));
+                ready!(poll_timer(&mut self.timer, until, context));
                 let now = self.origin.elapsed();
                 match self.votes.try_recv() {
                     // Those that are there, although too few, have arrived in time.
                     Some(vote) => self.on_vote(vote, now),
+                    None if put_off.is_none()
+                        && now > due + LATE
+                        && self.lease.awaited().is_some() =>
+                    {
+                        self.put_off = Some((due, now + TICK));
+                    }
                     None => self.on_timeout(now),
                 }
             } else {

@@ -200,3 +200,21 @@ async fn nodes_that_are_silent_are_given_up_after_the_node_timeout() {
             .all(|node| node.asked().last() == Some(&Op::Release))
     );
 }
+
+/// Its lanes may have had no turn yet.
+#[tokio::test(start_paused = true)]
+async fn nodes_get_a_tick_more_if_their_end_is_found_late() {
+    for answers in [true, false] {
+        let (nodes, mut acquiring) = asking(3, false);
+        advance(Duration::from_millis(60)).await;
+        assert_pending!(acquiring.poll());
+        if answers {
+            nodes[0].grant(7);
+            nodes[2].grant(7);
+        } else {
+            advance(Duration::from_millis(2)).await;
+        }
+        assert!(acquiring.is_woken());
+        assert_eq!(assert_ready!(acquiring.poll()).is_ok(), answers);
+    }
+}
