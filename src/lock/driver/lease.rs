@@ -236,9 +236,11 @@ impl Driver {
                 match self.votes.try_recv() {
                     // Those that are there, although too few, have arrived in time.
                     Some(vote) => self.on_vote(vote, now),
+                    // A loss is told at once.
                     None if put_off.is_none()
                         && now > due + LATE
-                        && self.lease.awaited().is_some() =>
+                        && self.lease.awaited().is_some()
+                        && !self.lease.is_holding() =>
                     {
                         self.put_off = Some((due, now + TICK));
                     }
