@@ -4,14 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::lock::settings::Settings;
 use crate::node::{
     Home, Job, Node, NodeFailure, Packet, Peers, ReleaseSignal, Subscription, VoteReceiver,
 };
 use crate::protocol::Quorum;
-use crate::protocol::lease::TICK;
 use crate::protocol::message::Reply;
 
 /// The nodes of a group, their names, and the settings of the lock service.
@@ -25,11 +24,6 @@ pub(crate) struct Cluster {
     /// The runtime of all background work.
     pub(crate) home: Arc<Home>,
 }
-
-/// A timer that is later than this fires in a process that stood still, as for want of processor time. What nodes answered
-/// meanwhile is read by the tasks of their lanes, which may have their turn behind the task with the timer. So nodes get a
-/// tick more.
-pub(crate) const LATE: Duration = Duration::from_millis(3);
 
 /// Submits a job from a `Drop`, out of which no panic may come: while another panic unwinds the task, it would
 /// abort the process.
@@ -96,7 +90,7 @@ impl Cluster {
         votes.next_phase();
         let asked = Instant::now();
         let mut found = vec![None; self.nodes.len()];
-        let (mut due, mut silent, mut is_put_off) = (asked, Vec::new(), false);
+        let (mut due, mut silent) = (asked, Vec::new());
         for (number, packet) in requests {
             let node = &self.nodes[number];
             due = due.max(asked + self.settings.node_timeout + node.extra_patience());
@@ -104,23 +98,14 @@ impl Cluster {
             node.submit(Job::new(packet, votes.sender(number), asked));
         }
         while !silent.is_empty() {
-            tokio::select! {
-                biased;
-                vote = votes.recv_any() => {
-                    found[vote.node] = Some(Asked {
-                        outcome: vote.outcome,
-                        latency: asked.elapsed(),
-                    });
-                    silent.retain(|node| *node != vote.node);
-                }
-                () = sleep_until(due) => {
-                    let now = Instant::now();
-                    if is_put_off || now <= due + LATE {
-                        break;
-                    }
-                    (due, is_put_off) = (now + TICK, true);
-                }
-            }
+            let Some(vote) = votes.recv_until(due).await else {
+                break;
+            };
+            found[vote.node] = Some(Asked {
+                outcome: vote.outcome,
+                latency: asked.elapsed(),
+            });
+            silent.retain(|node| *node != vote.node);
         }
         let latency = asked.elapsed();
         let is_idle = !silent.is_empty() && self.home.is_idle().await;

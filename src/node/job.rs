@@ -32,7 +32,7 @@ use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Span;
 
 use crate::node::failure::NodeFailure;
@@ -41,7 +41,7 @@ use crate::node::redis::{EncodedCommand, GenerationCheck, Operation};
 use crate::node::sync::Mutex;
 use crate::node::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::protocol::OwnerToken;
-use crate::protocol::lease::Awaited;
+use crate::protocol::lease::{Awaited, TICK};
 use crate::protocol::message::{Command, Op, Reply};
 
 /// A request on its way to one node.
@@ -314,6 +314,11 @@ struct Queue {
     waiting: Option<(Waker, Awaited)>,
 }
 
+/// A timer that is later than this fires in a process that stood still, as for want of processor time. What nodes answered
+/// meanwhile is read by the tasks of their lanes, which may have their turn behind the task with the timer. So nodes get a
+/// tick more.
+pub(crate) const LATE: Duration = Duration::from_millis(3);
+
 /// The phase of a channel whose receiver has been dropped. No sender has it.
 const CLOSED: u32 = u32::MAX;
 
@@ -366,9 +371,14 @@ impl VoteReceiver {
         poll_fn(|context| self.poll_recv(context, awaited)).await
     }
 
-    /// Returns the next vote, whichever it is. As cancel safe as [`recv`](Self::recv).
-    pub(crate) async fn recv_any(&mut self) -> Vote {
-        self.recv(Awaited::default()).await
+    /// Returns the next vote, whichever it is; `None` if there is none by then, or a tick later where the process stood still.
+    /// As cancel safe as [`recv`](Self::recv).
+    pub(crate) async fn recv_until(&mut self, due: Instant) -> Option<Vote> {
+        let in_time = timeout_at(due, self.recv(Awaited::default())).await;
+        if in_time.is_ok() || Instant::now() <= due + LATE {
+            return in_time.ok();
+        }
+        timeout(TICK, self.recv(Awaited::default())).await.ok()
     }
 
     /// Returns a vote that has arrived already.

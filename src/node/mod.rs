@@ -38,7 +38,7 @@ pub(crate) use embedded::EmbeddedNode;
 pub use failure::NodeFailure;
 pub(crate) use failure::whole_seconds;
 pub(crate) use home::Home;
-pub(crate) use job::{Job, Packet, Vote, VoteReceiver};
+pub(crate) use job::{Job, LATE, Packet, Vote, VoteReceiver};
 pub(crate) use peers::Peers;
 #[cfg(feature = "redis")]
 pub use redis::{Credentials, CredentialsProvider};

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::lock::{Cluster, Group, LockError, ReadReceiver};
@@ -108,10 +108,10 @@ async fn read(cluster: &Cluster, (key, head): &(LockKey, Record)) -> Result<Reco
             Some(_) => now + settings.node_timeout,
             None => due,
         };
-        let vote = match timeout_at(until, votes.recv_any()).await {
-            Ok(vote) => vote,
-            Err(_) if nodes.peek().is_some() => continue,
-            Err(_) => break,
+        let vote = match votes.recv_until(until).await {
+            Some(vote) => vote,
+            None if nodes.peek().is_some() => continue,
+            None => break,
         };
         silent.retain(|node| *node != vote.node);
         match vote.outcome {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::lock::backoff::AcquireError;
-use crate::lock::cluster::{LATE, submit_in_drop};
+use crate::lock::cluster::submit_in_drop;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::queue::Place;
@@ -18,7 +18,9 @@ use crate::lock::registry::{DrainStage, UnsettledRelease};
 use crate::lock::state::{HolderCommand, LockSpec, LockState};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
-use crate::node::{Job, Node, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable};
+use crate::node::{
+    Job, LATE, Node, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable,
+};
 use crate::protocol::acquire::{Refusal, RefusalKind};
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;

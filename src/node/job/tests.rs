@@ -1,5 +1,6 @@
 //! Tests of the votes channel.
 
+use tokio::time::advance;
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
@@ -83,4 +84,24 @@ fn a_sender_is_closed_by_the_next_phase_and_by_dropping_the_receiver() {
     drop(first);
     drop(second);
     assert!(channel.queue.lock().votes.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn recv_until_waits_a_tick_more_where_the_process_stood_still() {
+    let due_in = Duration::from_millis(10);
+    for (late, answers) in [(LATE, false), (LATE + TICK, true), (LATE + TICK, false)] {
+        let mut votes = VoteReceiver::new(&vec![Arc::from("n")].into());
+        let sender = votes.sender(0);
+        let mut waiting = spawn(votes.recv_until(Instant::now() + due_in));
+        assert_pending!(waiting.poll());
+        advance(due_in + late).await;
+        if late > LATE {
+            assert_pending!(waiting.poll());
+            match answers {
+                true => sender.send(Ok(Reply::Released)),
+                false => advance(2 * TICK).await,
+            }
+        }
+        assert_eq!(assert_ready!(waiting.poll()).is_some(), answers);
+    }
 }

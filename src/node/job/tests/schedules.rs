@@ -40,7 +40,7 @@ fn each_sender_delivers_its_vote_and_the_receiver_hears_of_it() {
         let first = block_on(votes.recv(at_least(2, phase)));
         assert!(sent.load(Ordering::SeqCst) >= 2, "before its threshold");
         let mut nodes = vec![first.node];
-        nodes.extend((0..3).map(|_| block_on(votes.recv_any()).node));
+        nodes.extend((0..3).map(|_| block_on(votes.recv(Awaited::default())).node));
         nodes.sort_unstable();
         assert_eq!(nodes, [0, 1, 2, 3]);
         assert!(votes.try_recv().is_none());
