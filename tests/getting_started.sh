@@ -25,6 +25,9 @@ main() {
     work="$(mktemp -d)"
     trap clean_up EXIT
     export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_TERM_COLOR=never RUST_BACKTRACE=0
+    # No page shows these timeouts, and the servers run in sessions of their own, which may get no processor for longer
+    # than the defaults where all other tests run beside.
+    export REDLOCK_NODE_TIMEOUT=2s REDLOCK_CONNECT_TIMEOUT=10s
     CARGO_TARGET_DIR="$(cd "$root" && mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)/getting_started"
     export CARGO_TARGET_DIR
     if [ "$#" -eq 0 ]; then
