@@ -210,6 +210,13 @@ impl History {
         book.note(now, process, format_args!("lock {lease} lost: {reason}"));
     }
 
+    /// Looks at the validity of a lock, and returns until when it is. To be called in the runtime of its process.
+    pub(crate) fn valid_until(&self, LeaseId(lease): LeaseId, now: Duration) -> Duration {
+        let mut book = self.book();
+        book.look(lease, now);
+        book.leases[lease].valid_until
+    }
+
     /// Looks at the validity of a process's locks. To be called in its runtime.
     pub(crate) fn look(&self, process: usize, now: Duration) {
         let mut book = self.book();

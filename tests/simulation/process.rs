@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, Semaphore, oneshot};
-use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
+use tokio::time::{Instant, advance, sleep, sleep_until, timeout, timeout_at};
 use tower_redlock::protocol::{LockKeys, Namespace};
 use tower_redlock::test_util::{SimEnv, SimNetwork, Traces};
 use tower_redlock::{Drained, LockGuard, Redlock, RestartGuard, Retry};
@@ -319,13 +319,24 @@ impl User {
         }
     }
 
-    /// Notes when the loss of a lock is told.
+    /// Notes when the loss of a lock is told, and looks at its validity whenever that would end. A lock in several groups is
+    /// valid as long as the first of its leases, so that an extension of one may be worth less than a step of the time.
     fn watch(&self, lease: LeaseId, guard: &LockGuard) {
-        let (lost, history, epoch) = (guard.lost(), self.history.clone(), self.epoch);
+        let (mut lost, history, epoch) = (guard.lost(), self.history.clone(), self.epoch);
         tokio::spawn(async move {
-            let reason = lost.await;
-            let now = Instant::now().saturating_duration_since(epoch);
-            history.lost(lease, now, reason);
+            let now = || Instant::now().saturating_duration_since(epoch);
+            loop {
+                let ends = epoch + history.valid_until(lease, now());
+                let reason = if ends > Instant::now() {
+                    timeout_at(ends, &mut lost).await.ok()
+                } else {
+                    Some((&mut lost).await)
+                };
+                if let Some(reason) = reason {
+                    history.lost(lease, now(), reason);
+                    return;
+                }
+            }
         });
     }
 
