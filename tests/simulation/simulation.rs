@@ -17,9 +17,8 @@ use crate::resize::{Resize, Step};
 /// How far time goes on at most before everybody must be done.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// How far time goes on at once. The history looks at locks then: as long as an extension is valid after
-/// its last answer, at the least.
-const STEP: Duration = ms(40);
+/// How far time goes on at once.
+const STEP: Duration = ms(200);
 
 /// How much longer than its ttl a lock may live by another's clock.
 const SLACK: Duration = ms(20);
