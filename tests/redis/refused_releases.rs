@@ -61,6 +61,21 @@ fn refused_release_outlives_its_runtime() {
     }));
 }
 
+/// As while the rights of its user are changed: the keys would stay locked at all servers until their ttl.
+// Rules: lock.release_kept
+#[tokio::test]
+async fn releases_that_servers_deny_are_sent_again_when_the_rights_are_back() {
+    for denied in ["-evalsha", "-del"] {
+        let cluster = Cluster::start(3);
+        let redlock = builder(cluster.urls()).ttl(secs(60)).build().unwrap();
+        let guard = redlock.lock("k").await.unwrap();
+        cluster.command(&["ACL", "SETUSER", "default", denied]);
+        assert!(guard.release().await.is_err(), "{denied}");
+        cluster.command(&["ACL", "SETUSER", "default", "+@all"]);
+        cluster.wait_until_free(LONGEST).await;
+    }
+}
+
 /// A release that is refused is of its own owner: when it is accepted at last, the key may be another's.
 // Rules: node.release
 #[tokio::test]

@@ -7,7 +7,9 @@ use deadpool_redis::redis::Value;
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
-use crate::node::redis::describe::{describe_refusal, is_denial, refusal, with_remedy};
+use crate::node::redis::describe::{
+    describe_refusal, is_denial, is_denial_of_key, refusal, with_remedy,
+};
 use crate::node::redis::table::number;
 use crate::protocol::message::{
     Command, HolderMark, KeyState, MAX_HOLDERS, Op, Reply, Scanned, Seen, SharedOp,
@@ -46,7 +48,9 @@ pub(super) fn is_noscript(value: &Value) -> bool {
 
 /// Returns whether a server refused a request for a temporary reason, so that it may accept the same request later.
 pub(super) fn is_temporary_refusal(value: &Value) -> bool {
-    has_code(value, &TEMPORARY)
+    // While an operator changes the rights of a user, or its password. Keys that a user may not access are of another kind:
+    // the server accepts the requests for all other keys meanwhile.
+    has_code(value, &TEMPORARY) || is_denial(value) && !is_denial_of_key(value)
 }
 
 /// Returns whether a server refused a call because of some of its keys or of the commands in its script, before it

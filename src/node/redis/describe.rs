@@ -51,6 +51,12 @@ pub(super) fn is_denial(reply: &Value) -> bool {
     refusal(reply).is_some_and(|(code, details)| is_denied(code) || is_denied(details))
 }
 
+/// Returns whether a request that was denied is one for keys that its user may not access.
+pub(super) fn is_denial_of_key(reply: &Value) -> bool {
+    let names_key = |text: &str| text.contains("access a key") || text.contains("of the keys");
+    refusal(reply).is_some_and(|(_, details)| names_key(details))
+}
+
 /// Describes that a server was not connected to in time.
 pub(super) fn describe_timeout(limit: Duration) -> Arc<str> {
     format!(

@@ -293,6 +293,19 @@ fn is_temporary_refusal_distinguishes_temporary_from_permanent_errors() {
         ),
         (
             "-NOPERM this user has no permissions to run the 'del' command\r\n",
+            true,
+        ),
+        (
+            "-ERR The user executing the script can't run this command or subcommand script: f, on @user_script:5.\r\n",
+            true,
+        ),
+        (
+            "-NOPERM this user has no permissions to access one of the keys used as arguments\r\n",
+            false,
+        ),
+        ("-NOPERM No permissions to access a key\r\n", false),
+        (
+            "-ERR The user executing the script can't access at least one of the keys mentioned in the command arguments script: f, on @user_script:5.\r\n",
             false,
         ),
         (

@@ -46,9 +46,9 @@ pub(super) struct Lane {
     pub(super) replies: Vec<Value>,
     /// Jobs that wait for a connection.
     pub(super) parked: VecDeque<Job>,
-    /// Releases that the server refused for a temporary reason. A server that is busy with a script, or must not write,
-    /// refuses all releases alike, so one of them is sent after each pause, and the others once that is accepted: sent
-    /// together, the releases of many seconds would load a server that is slow already.
+    /// Releases that the server refused for a temporary reason. A server that is busy with a script, must not write, or
+    /// denies a command of the scripts refuses all releases alike, so one of them is sent after each pause, and the others
+    /// once that is accepted: sent together, the releases of many seconds would load a server that is slow already.
     pub(super) refused: VecDeque<Job>,
     /// When to try the next of them.
     pub(super) refused_due: Option<Instant>,
