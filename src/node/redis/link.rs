@@ -2,14 +2,15 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::io::{self, ErrorKind};
-use std::pin::Pin;
+use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
+use bytes::{Buf, BytesMut};
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value, parse_redis_value, pipe};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::unconstrained;
 
 use crate::node::redis::describe::{describe, describe_refusal};
@@ -33,11 +34,11 @@ impl Link {
     }
 
     /// Sends this many commands together as they go over the wire, behind all earlier ones. Each has one reply.
-    pub(super) fn send(&mut self, commands: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(super) fn send(&mut self, commands: usize, write: impl FnOnce(&mut BytesMut)) {
         match self {
             Self::Own(socket) => socket.send(commands, write),
             Self::Pooled(pooled) => {
-                let mut bytes = Vec::new();
+                let mut bytes = BytesMut::new();
                 write(&mut bytes);
                 pooled.send(&bytes);
             }
@@ -47,7 +48,7 @@ impl Link {
     /// Sends a pipeline, behind all earlier requests.
     pub(super) fn send_pipeline(&mut self, pipeline: &Pipeline) {
         self.send(pipeline.len(), |output| {
-            output.extend(pipeline.get_packed_pipeline());
+            output.extend_from_slice(&pipeline.get_packed_pipeline());
         });
     }
 
@@ -146,13 +147,10 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 /// kibibytes and three allocations. It reads the other lines.
 pub(super) struct Socket {
     stream: Box<dyn ByteStream>,
-    /// The bytes to write, from `written` on.
-    output: Vec<u8>,
-    written: usize,
-    /// The bytes that were read and not parsed yet, from `parsed` to `filled`.
-    input: Vec<u8>,
-    parsed: usize,
-    filled: usize,
+    /// The bytes to write.
+    output: BytesMut,
+    /// The bytes that were read and not parsed yet.
+    input: BytesMut,
     /// The arrays of the reply that is being read, the outermost first, each with the number of its elements.
     open: Vec<(Vec<Value>, usize)>,
     /// The length of what has been parsed of that reply.
@@ -166,11 +164,8 @@ impl Socket {
     pub(super) fn new(stream: Box<dyn ByteStream>) -> Self {
         Self {
             stream,
-            output: Vec::new(),
-            written: 0,
-            input: vec![0; ROOM],
-            parsed: 0,
-            filled: 0,
+            output: BytesMut::new(),
+            input: BytesMut::new(),
             open: Vec::new(),
             length: 0,
             unanswered: 0,
@@ -178,7 +173,7 @@ impl Socket {
     }
 
     /// Appends requests with this many replies to the output, which polling for the replies writes.
-    pub(super) fn send(&mut self, replies: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(super) fn send(&mut self, replies: usize, write: impl FnOnce(&mut BytesMut)) {
         write(&mut self.output);
         self.unanswered = self.unanswered.saturating_add(replies);
     }
@@ -203,18 +198,17 @@ impl Socket {
                 self.unanswered = self.unanswered.saturating_sub(1);
                 return Poll::Ready(Ok(reply));
             }
-            ready!(self.poll_fill(context)).map_err(|error| error.to_string())?;
+            ready!(self.poll_fill(context))?;
         }
     }
 
     /// Takes the next reply out of the input, if it is complete. Each element is parsed once, however the reply arrives.
     fn parse(&mut self) -> Result<Option<Value>, Arc<str>> {
         loop {
-            let unparsed = &self.input[self.parsed..self.filled];
-            let Some((mut value, elements, length)) = parse_element(unparsed)? else {
+            let Some((mut value, elements, length)) = parse_element(&self.input)? else {
                 return Ok(None);
             };
-            self.parsed += length;
+            self.input.advance(length);
             self.length += length;
             if elements > 0 {
                 if self.open.len() == MAX_DEPTH {
@@ -240,63 +234,39 @@ impl Socket {
     }
 
     /// Reads more bytes from the stream.
-    fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.make_room();
-        let mut room = ReadBuf::new(&mut self.input[self.filled..]);
-        ready!(Pin::new(&mut self.stream).poll_read(context, &mut room))?;
-        let count = room.filled().len();
-        self.filled += count;
-        let lost = |kind, why| Poll::Ready(Err(io::Error::new(kind, why)));
-        if count == 0 {
-            return lost(ErrorKind::UnexpectedEof, "the server closed the connection");
-        }
-        if self.length + self.filled > MAX_REPLY {
-            return lost(ErrorKind::InvalidData, "the reply is too long");
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    /// Makes room for more input: the usual room, or for a long reply twice the previous one.
-    fn make_room(&mut self) {
-        if self.parsed > 0 {
-            self.input.copy_within(self.parsed..self.filled, 0);
-            self.filled -= self.parsed;
-            self.parsed = 0;
-        }
-        if self.filled == self.input.len() {
-            self.input.resize(2 * self.filled, 0);
-        } else if self.filled == 0 && self.input.len() > MAX_KEPT {
-            self.input = vec![0; ROOM];
-        }
+    fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Arc<str>>> {
+        shrink(&mut self.input);
+        self.input.reserve(ROOM);
+        let read = ready!(pin!(self.stream.read_buf(&mut self.input)).poll(context));
+        Poll::Ready(match read {
+            Ok(0) => Err("the server closed the connection".into()),
+            Ok(_) if self.length + self.input.len() > MAX_REPLY => {
+                Err("the reply is too long".into())
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.to_string().into()),
+        })
     }
 
     /// Writes as much as the stream accepts.
     fn write(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        while self.written < self.output.len() {
-            let stream = Pin::new(&mut self.stream);
-            match stream.poll_write(context, &self.output[self.written..]) {
-                Poll::Ready(Ok(0)) => return Err(ErrorKind::WriteZero.into()),
-                Poll::Ready(written) => self.written += written?,
-                Poll::Pending => {
-                    // Frees what was written also under a load that never empties the buffer. Never moves more
-                    // bytes than were written.
-                    if self.written >= MAX_KEPT && 2 * self.written >= self.output.len() {
-                        self.output.drain(..self.written);
-                        self.written = 0;
-                    }
-                    return Ok(());
-                }
-            }
+        match pin!(self.stream.write_all_buf(&mut self.output)).poll(context) {
+            Poll::Ready(written) => written?,
+            Poll::Pending => return Ok(()),
         }
-        self.written = 0;
-        self.output.clear();
-        // A big record may have grown it.
-        self.output.shrink_to(MAX_KEPT);
+        shrink(&mut self.output);
         // TLS has a buffer of its own.
         match Pin::new(&mut self.stream).poll_flush(context) {
             Poll::Ready(flushed) => flushed,
             Poll::Pending => Ok(()),
         }
+    }
+}
+
+/// Frees an empty buffer that something big has grown.
+fn shrink(buffer: &mut BytesMut) {
+    if buffer.is_empty() && buffer.try_reclaim(MAX_KEPT) {
+        *buffer = BytesMut::new();
     }
 }
 
@@ -427,7 +397,7 @@ const MAX_REPLY: usize = 65 << 20;
 /// The usual room for replies, enough for more than a thousand.
 const ROOM: usize = 16 << 10;
 
-/// Buffers larger than this are freed when the next request or reply does not need them.
+/// Buffers of this size or more are freed when they are empty.
 const MAX_KEPT: usize = 64 << 10;
 
 #[cfg(test)]

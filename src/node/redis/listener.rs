@@ -186,7 +186,7 @@ impl ListenerTask {
     fn send(&mut self, command: &Cmd, subscription: Option<(Arc<[u8]>, Arc<ReleaseSignal>)>) {
         if let Some(link) = &mut self.link {
             let bytes = command.get_packed_command();
-            link.send(1, |output| output.extend(bytes));
+            link.send(1, |output| output.extend_from_slice(&bytes));
             self.requests.push_back(subscription);
         }
     }

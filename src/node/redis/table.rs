@@ -21,6 +21,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use bytes::{BufMut, BytesMut};
 use deadpool_redis::redis::{Pipeline, Script};
 
 use self::Part::{
@@ -293,7 +294,7 @@ pub(crate) struct EncodedCommand {
     /// The numbers of its keys and of its arguments.
     counts: (usize, usize),
     /// The keys, and behind them the arguments.
-    bytes: Vec<u8>,
+    bytes: BytesMut,
     keys_end: usize,
     /// In a shared call: the end of its own arguments, and the beginning and the end of the common ones.
     shared: [usize; 3],
@@ -303,7 +304,7 @@ impl EncodedCommand {
     pub(crate) fn new(command: &Command, notifies: bool, check: &GenerationCheck) -> Self {
         let Command { names, op, .. } = command;
         let operation = Operation::of(command, notifies, check.key.is_some());
-        let mut bytes = Vec::with_capacity(BYTES);
+        let mut bytes = BytesMut::with_capacity(BYTES);
         let mut keys = 0;
         for part in operation.keys {
             keys += part.put(command, notifies, &mut bytes);
@@ -360,7 +361,7 @@ impl EncodedCommand {
 pub(super) fn encode_call_into<'a>(
     commands: impl ExactSizeIterator<Item = &'a EncodedCommand> + Clone,
     check: &GenerationCheck,
-    output: &mut Vec<u8>,
+    output: &mut BytesMut,
 ) {
     let count = commands.len();
     let Some(first) = commands.clone().next() else {
@@ -399,13 +400,13 @@ pub(super) fn encode_call_into<'a>(
         put_number(output, keys as u64);
     }
     for command in commands.clone() {
-        output.extend(&command.bytes[..command.keys_end]);
+        output.extend_from_slice(&command.bytes[..command.keys_end]);
     }
     if let Some(key) = key {
         put_argument(output, key);
     }
     if shared.is_none() {
-        output.extend(&first.bytes[first.keys_end..]);
+        output.extend_from_slice(&first.bytes[first.keys_end..]);
         if let Some(generation) = generation {
             put_argument(output, generation);
         }
@@ -413,12 +414,14 @@ pub(super) fn encode_call_into<'a>(
     }
     match first.common() {
         b"" => put_argument(output, b""),
-        common => output.extend(common),
+        common => output.extend_from_slice(common),
     }
     if of_vote {
         put_argument(output, generation.unwrap_or_default());
     }
-    commands.for_each(|command| output.extend(&command.bytes[command.keys_end..command.shared[0]]));
+    commands.for_each(|command| {
+        output.extend_from_slice(&command.bytes[command.keys_end..command.shared[0]])
+    });
 }
 
 impl Part {
@@ -440,7 +443,7 @@ impl Part {
     }
 
     /// Appends the part, and returns how many keys or arguments it is.
-    fn put(self, command: &Command, notifies: bool, output: &mut Vec<u8>) -> usize {
+    fn put(self, command: &Command, notifies: bool, output: &mut BytesMut) -> usize {
         let Command { names, owner, op } = command;
         let slots = || names.first().and_then(|name| name.slots.as_deref());
         match self {
@@ -526,31 +529,31 @@ const UNDECLARED: &str = "--!df flags=allow-undeclared-keys\n";
 /// The size of an ordinary lock's command, or more.
 const BYTES: usize = 384;
 
-fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
+fn put_argument(output: &mut BytesMut, argument: &[u8]) {
     put_length(output, b'$', argument.len());
-    output.extend(argument);
-    output.extend(b"\r\n");
+    output.extend_from_slice(argument);
+    output.extend_from_slice(b"\r\n");
 }
 
-fn put_number(output: &mut Vec<u8>, number: u64) {
+fn put_number(output: &mut BytesMut, number: u64) {
     put_argument(output, itoa::Buffer::new().format(number).as_bytes());
 }
 
 /// Appends a duration, in milliseconds.
-fn put_millis(output: &mut Vec<u8>, duration: Duration) {
+fn put_millis(output: &mut BytesMut, duration: Duration) {
     let millis = u64::try_from(duration.as_millis());
     put_number(output, millis.unwrap_or(u64::MAX));
 }
 
-fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
-    output.push(kind);
+fn put_length(output: &mut BytesMut, kind: u8, length: usize) {
+    output.put_u8(kind);
     match u8::try_from(length) {
         // Nearly all lengths are short, and a command has many.
-        Ok(short @ 0..10) => output.push(b'0' + short),
-        Ok(short @ 10..100) => output.extend([b'0' + short / 10, b'0' + short % 10]),
-        _ => output.extend(itoa::Buffer::new().format(length).as_bytes()),
+        Ok(short @ 0..10) => output.put_u8(b'0' + short),
+        Ok(short @ 10..100) => output.extend_from_slice(&[b'0' + short / 10, b'0' + short % 10]),
+        _ => output.extend_from_slice(itoa::Buffer::new().format(length).as_bytes()),
     }
-    output.extend(b"\r\n");
+    output.extend_from_slice(b"\r\n");
 }
 
 #[cfg(test)]

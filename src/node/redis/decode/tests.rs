@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::BytesMut;
 use deadpool_redis::redis::{Cmd, from_redis_value, parse_redis_value};
 use tokio::time::Instant;
 
@@ -86,12 +87,12 @@ fn check() -> GenerationCheck {
 }
 
 fn arguments(job: &Job) -> Vec<Vec<u8>> {
-    let mut written = Vec::new();
+    let mut written = BytesMut::new();
     encode_into(job, &check(), &mut written);
     arguments_in(&written)
 }
 
-fn encode_into(job: &Job, check: &GenerationCheck, output: &mut Vec<u8>) {
+fn encode_into(job: &Job, check: &GenerationCheck, output: &mut BytesMut) {
     encode_call_into([job.encoded(check)].into_iter(), check, output);
 }
 
@@ -145,7 +146,7 @@ fn encode_into_writes_what_redis_rs_would_write() {
         let requests = requests.clone().chain(others.clone());
         let requests = requests.map(|(names, op)| job(&names, op.clone()));
         for job in requests.chain([job_of(Packet::ping())]) {
-            let mut written = b"before".to_vec();
+            let mut written = BytesMut::from(&b"before"[..]);
             encode_into(&job, check, &mut written);
             let (before, command) = written.split_at(6);
             let mut expected = Cmd::new();

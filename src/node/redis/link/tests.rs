@@ -3,8 +3,9 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use bytes::BufMut;
 use deadpool_redis::redis::{RedisConnectionInfo, cmd};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::io::{DuplexStream, ReadBuf, duplex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::coop::{consume_budget, has_budget_remaining};
 use tokio::time::timeout;
@@ -28,8 +29,8 @@ async fn reply(socket: &mut Socket) -> Result<Value, Arc<str>> {
 #[tokio::test]
 async fn poll_reply_returns_the_replies_in_order() {
     let (mut socket, mut server) = connected().await;
-    socket.send(2, |output| output.extend(b"ab"));
-    socket.send(1, |output| output.extend(b"c"));
+    socket.send(2, |output| output.put_slice(b"ab"));
+    socket.send(1, |output| output.put_slice(b"c"));
     let serve = async {
         let mut asked = [0; 3];
         server.read_exact(&mut asked).await.unwrap();
@@ -62,10 +63,10 @@ async fn buffers_shrink_after_a_big_request_and_a_big_reply() {
     };
     let (reply, ()) = tokio::join!(reply(&mut socket), serve);
     assert_eq!(reply.unwrap(), Value::BulkString(vec![b'x'; size]));
-    socket.send(1, |output| output.push(b'y'));
+    socket.send(1, |output| output.put_u8(b'y'));
     server.write_all(b"+OK\r\n").await.unwrap();
     assert_eq!(self::reply(&mut socket).await.unwrap(), Value::Okay);
-    assert_eq!(socket.input.len(), ROOM);
+    assert!(socket.input.capacity() <= MAX_KEPT);
     assert!(socket.output.capacity() <= MAX_KEPT);
 }
 
@@ -97,7 +98,7 @@ async fn poll_reply_fails_at_the_end_of_the_stream_with_and_without_requests() {
     for is_asked in [false, true] {
         let (mut socket, mut server) = connected().await;
         if is_asked {
-            socket.send(1, |output| output.push(b'x'));
+            socket.send(1, |output| output.put_u8(b'x'));
             server.write_all(b"$5\r\nhal").await.unwrap();
         }
         drop(server);
@@ -339,7 +340,7 @@ async fn poll_reply_flushes_the_requests() {
         unwritten: Vec::new(),
         stream,
     }));
-    socket.send(1, |output| output.extend(b"PING"));
+    socket.send(1, |output| output.put_slice(b"PING"));
     let serve = async {
         server.read_exact(&mut [0; 4]).await.unwrap();
         server.write_all(b"+PONG\r\n").await.unwrap();

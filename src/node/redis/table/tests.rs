@@ -42,13 +42,13 @@ fn confirm(token: u64) -> Op {
     }
 }
 
-fn encode(requests: &[Job], check: &GenerationCheck, output: &mut Vec<u8>) {
+fn encode(requests: &[Job], check: &GenerationCheck, output: &mut BytesMut) {
     let commands = requests.iter().map(|request| request.encoded(check));
     encode_call_into(commands, check, output);
 }
 
 fn arguments(requests: &[Job], check: &GenerationCheck) -> Vec<String> {
-    let mut written = Vec::new();
+    let mut written = BytesMut::new();
     encode(requests, check, &mut written);
     let Value::Array(arguments) = parse_all(&written).remove(0) else {
         panic!("a command is an array");
@@ -165,12 +165,12 @@ fn a_single_request_is_sent_by_its_own_script() {
     for (op, check) in ops.iter().flat_map(|op| checks().map(|check| (op, check))) {
         let of = |number| request(number, op.clone(), true);
         let (alone, shared, other) = (of(1), of(1), of(2));
-        let mut expected = Vec::new();
+        let mut expected = BytesMut::new();
         encode(&[alone], &check, &mut expected);
         // As part of a call before.
         let requests = [shared, other];
-        encode(&requests, &check, &mut Vec::new());
-        let mut written = Vec::new();
+        encode(&requests, &check, &mut BytesMut::new());
+        let mut written = BytesMut::new();
         encode(&requests[..1], &check, &mut written);
         assert_eq!(written, expected, "{op:?}, {check:?}");
     }
@@ -194,7 +194,7 @@ fn a_call_of_64_requests_has_lengths_of_three_digits() {
 #[test]
 fn lengths_are_written_as_the_standard_library_writes_them() {
     for length in [0, 9, 10, 99, 100, 12_345] {
-        let mut written = Vec::new();
+        let mut written = BytesMut::new();
         put_length(&mut written, b'$', length);
         assert_eq!(written, format!("${length}\r\n").as_bytes());
     }
