@@ -41,7 +41,9 @@ use crate::protocol::admission::{Admissions, Generation, Introduction};
 pub(crate) struct Guard {
     /// The key of the generation; `None` if the guard is off.
     pub(super) generation_key: Option<Arc<[u8]>>,
-    observed: Mutex<Observed>,
+    admissions: Mutex<Admissions>,
+    /// The nodes of which it has been logged that they may evict keys.
+    warned_of_eviction: Mutex<BTreeSet<Arc<str>>>,
     /// Whether any two nodes are one server. Almost never, but every request checks it.
     has_duplicates: AtomicBool,
     /// Whether it has been logged that duplicates may go unnoticed.
@@ -49,19 +51,10 @@ pub(crate) struct Guard {
     epoch: Epoch,
 }
 
-/// The reports of the servers.
-#[derive(Debug)]
-struct Observed {
-    admissions: Admissions,
-    warned_of_eviction: BTreeSet<Arc<str>>,
-}
-
 /// The admission of a server on one connection.
 #[derive(Default)]
 pub(super) struct Admission {
-    /// The run id of its process; `None` if the guard is off and the server does not tell it.
-    pub(super) run_id: Option<Arc<str>>,
-    /// What requests on this connection have beside their commands; no generation if the guard is off.
+    /// What requests on this connection have beside their commands.
     pub(super) check: GenerationCheck,
     /// The remaining time of the quarantine, or zero.
     pub(super) left: Duration,
@@ -70,13 +63,10 @@ pub(super) struct Admission {
 impl Guard {
     /// Creates a guard, which is off without a generation key.
     pub(crate) fn new(window: Duration, generation_key: Option<Arc<[u8]>>) -> Arc<Self> {
-        let observed = Observed {
-            admissions: Admissions::new(window),
-            warned_of_eviction: BTreeSet::new(),
-        };
         Arc::new(Self {
             generation_key,
-            observed: Mutex::new(observed),
+            admissions: Mutex::new(Admissions::new(window)),
+            warned_of_eviction: Mutex::default(),
             has_duplicates: AtomicBool::new(false),
             has_warned: AtomicBool::new(false),
             epoch: Epoch::default(),
@@ -85,7 +75,7 @@ impl Guard {
 
     /// Returns how long a server is quarantined after it has lost its memory.
     pub(super) fn window(&self) -> Duration {
-        self.observed.lock().admissions.window()
+        self.admissions.lock().window()
     }
 
     /// Asks a server, on the connection that is about to be used, whether it may vote. An attempt to acquire a lock
@@ -103,12 +93,10 @@ impl Guard {
                 None => return Ok(Admission::default()),
             },
         };
-        let generation = introduction.generation.clone();
         Ok(Admission {
-            run_id: Some(Arc::clone(&introduction.run_id)),
             check: GenerationCheck {
                 key: self.generation_key.clone(),
-                generation: Some(generation).filter(|_| self.generation_key.is_some()),
+                generation: Some(introduction.generation.clone()),
                 in_cluster_mode,
             },
             left: self.introduce(node, introduction, attempt),
@@ -136,11 +124,7 @@ impl Guard {
         let stamp = stamp.map_err(|why| refused("the admission", &why))?;
         let (generation, now) = read_stamp(stamp).ok_or(FOREIGN_GENERATION)?;
         if let Some(policy) = eviction_policy(&info)
-            && self
-                .observed
-                .lock()
-                .warned_of_eviction
-                .insert(Arc::clone(node))
+            && self.warned_of_eviction.lock().insert(Arc::clone(node))
         {
             tracing::warn!(
                 node = &**node,
@@ -192,6 +176,7 @@ impl Guard {
             replication_id: (&*run_id).into(),
             // Never quarantined.
             uptime: Duration::MAX,
+            // That of any memory of this process, because none is known.
             generation: Generation::new(&OwnerToken::from_random([0; 16]), Duration::ZERO, &run_id),
             now: Duration::ZERO,
         };
@@ -206,7 +191,7 @@ impl Guard {
         attempt: Duration,
     ) -> Duration {
         let now = self.epoch.elapsed();
-        let admissions = &mut self.observed.lock().admissions;
+        let mut admissions = self.admissions.lock();
         let left = admissions.admit(node, introduction, now);
         self.has_duplicates
             .store(admissions.has_twins(), Ordering::Relaxed);
@@ -215,7 +200,7 @@ impl Guard {
 
     /// Forgets a node, to which there is no connection any more and none about to be used.
     pub(super) fn forget(&self, node: &Arc<str>) {
-        let admissions = &mut self.observed.lock().admissions;
+        let mut admissions = self.admissions.lock();
         admissions.disconnect(node, self.epoch.elapsed());
         self.has_duplicates
             .store(admissions.has_twins(), Ordering::Relaxed);
@@ -233,7 +218,7 @@ impl Guard {
         if !self.has_duplicates() {
             return None;
         }
-        self.observed.lock().admissions.twin_of(node).cloned()
+        self.admissions.lock().twin_of(node).cloned()
     }
 }
 

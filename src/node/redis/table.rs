@@ -277,7 +277,8 @@ pub(super) fn load_all(in_cluster_mode: bool) -> Pipeline {
 pub(crate) struct GenerationCheck {
     /// The key of the generation, if the restart guard is on.
     pub(super) key: Option<Arc<[u8]>>,
-    /// The generation of the server on this connection.
+    /// The generation of the server on this connection. Without the restart guard, it only has the run id of the process, if
+    /// the server tells that, and is not sent.
     pub(super) generation: Option<Generation>,
     /// Whether the server is in cluster mode, where a call with keys of several hash slots is refused: the keys of a script
     /// are then arguments, which `cluster_mode.lua` reads.
@@ -338,7 +339,8 @@ impl EncodedCommand {
     /// Returns whether the command can share a call with others like it.
     pub(super) fn is_shareable(&self, check: &GenerationCheck) -> bool {
         let shared = self.operation.shared.as_ref();
-        shared.is_some_and(|call| !call.is_guarded || check.generation.is_some())
+        let is_compared = check.key.is_some() && check.generation.is_some();
+        shared.is_some_and(|call| !call.is_guarded || is_compared)
     }
 
     /// Returns whether two commands that can share calls can share the same one.
@@ -369,7 +371,7 @@ pub(super) fn encode_call_into<'a>(
     };
     let of_vote = first.asks_for_vote;
     let key = check.key.as_deref().filter(|_| of_vote);
-    let generation = check.generation.as_ref().filter(|_| of_vote);
+    let generation = key.and(check.generation.as_ref());
     let generation = generation.map(|generation| generation.as_str().as_bytes());
     let (keys, arguments) = first.counts;
     let keys = count * keys + usize::from(key.is_some());

@@ -147,11 +147,9 @@ impl Lane {
     /// Ends the probe, because the live connection answers again. Returns whether that stays: not if the standby leads to
     /// another memory, because the state of the node is that of the memory found last.
     pub(super) fn on_recovered(&mut self) -> bool {
-        // The standby was admitted last, so the guard and callers know the node by its memory. With the restart guard off,
-        // only the run id tells servers apart.
+        // The standby was admitted last, so the guard and callers know the node by its memory.
         if let (Some(live), Next::Standby(opened, _)) = (&self.live, &self.next)
-            && (opened.admission.check.generation != live.admission.check.generation
-                || opened.admission.run_id != live.admission.run_id)
+            && opened.admission.check.generation != live.admission.check.generation
         {
             return !self.adopt_standby();
         }
@@ -313,32 +311,26 @@ pub(super) mod tests {
             lane.start_attempt();
             assert!(lane.live.is_some() && lane.is_probing());
             let mut standby = candidate().await.0;
-            standby.admission.run_id = Some("standby".into());
+            standby.admission.check.generation = Generation::parse("r:1:1:standby");
             lane.next = Next::Standby(Box::new(standby), Instant::now() + LIMIT);
             lane.on_timer();
             assert!(lane.is_probing());
             advance(LIMIT).await;
             way(&mut lane);
-            assert!(lane.live.as_ref().unwrap().admission.run_id.is_some());
+            let live = lane.live.as_ref().unwrap();
+            assert!(live.admission.check.generation.is_some());
         }
     }
 
     #[tokio::test]
     async fn a_recovered_connection_drops_a_standby_to_the_same_memory_only() {
-        let other_memory = Generation::parse("r:1:1:run");
-        for (run_id, generation, is_used) in [
-            ("run", None, false),
-            ("run", other_memory, true),
-            // With the restart guard off.
-            ("other", None, true),
-        ] {
+        for (generation, is_used) in [("r:1:1:run", false), ("r:2:1:run", true)] {
             let mut lane = Lane::new(server());
             let mut live = candidate().await.0;
-            live.admission.run_id = Some("run".into());
+            live.admission.check.generation = Generation::parse("r:1:1:run");
             lane.adopt(live);
             let mut standby = candidate().await.0;
-            standby.admission.run_id = Some(run_id.into());
-            standby.admission.check.generation = generation;
+            standby.admission.check.generation = Generation::parse(generation);
             lane.next = Next::Standby(Box::new(standby), Instant::now());
             assert_eq!(lane.on_recovered(), !is_used);
             assert!(lane.live.is_some() && !lane.is_probing());

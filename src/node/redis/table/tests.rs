@@ -70,7 +70,11 @@ fn checks() -> [GenerationCheck; 3] {
     };
     let known = Generation::parse(GENERATION);
     assert!(known.is_some());
-    [check(None, None), check(key(), None), check(key(), known)]
+    [
+        check(None, known.clone()),
+        check(key(), None),
+        check(key(), known),
+    ]
 }
 
 #[test]
