@@ -6,8 +6,6 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use crate::lock::error::BuildError;
-#[cfg(feature = "redis")]
-use crate::lock::node_group::NamedServer;
 use crate::lock::node_group::{NodeGroup, NodeSettings, Source, layout, node_setters};
 use crate::lock::redlock::Redlock;
 use crate::lock::settings::{RestartGuard, Settings, settings};

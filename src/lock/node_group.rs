@@ -42,21 +42,15 @@ pub struct NodeGroup {
 #[derive(Clone)]
 pub(super) enum Source {
     Embedded(usize),
+    /// A Redis server, and the setting that names it.
     #[cfg(feature = "redis")]
-    Server(NamedServer),
+    Server(&'static str, Box<deadpool_redis::Config>),
+    #[cfg(feature = "redis")]
+    Pool(deadpool_redis::Pool),
     #[cfg(feature = "test-util")]
     Scripted(crate::node::scripted::ScriptedNodes),
     #[cfg(feature = "unstable-protocol")]
     Simulated(Range<usize>, Arc<dyn crate::node::sim::SimNetwork>),
-}
-
-/// A Redis server, as a program names it.
-#[cfg(feature = "redis")]
-#[derive(Clone)]
-pub(super) enum NamedServer {
-    Url(String),
-    PoolConfig(Box<deadpool_redis::Config>),
-    Pool(deadpool_redis::Pool),
 }
 
 /// What all nodes of a lock service have in common.
@@ -86,7 +80,8 @@ macro_rules! node_setters {
             /// servers. See [operating the nodes](crate::guide::operating_the_nodes) for rights, certificates and more.
             #[cfg(feature = "redis")]
             pub fn url(self, url: impl AsRef<str>) -> Self {
-                self.with_source(Source::Server(NamedServer::Url(url.as_ref().to_owned())))
+                let config = deadpool_redis::Config::from_url(url.as_ref());
+                self.with_source(Source::Server("url", Box::new(config)))
             }
 
             /// Adds several Redis servers; see [`url`](Self::url).
@@ -111,7 +106,7 @@ macro_rules! node_setters {
             /// ```
             #[cfg(feature = "redis")]
             pub fn pool_config(self, config: deadpool_redis::Config) -> Self {
-                self.with_source(Source::Server(NamedServer::PoolConfig(Box::new(config))))
+                self.with_source(Source::Server("pool_config", Box::new(config)))
             }
 
             /// Adds a Redis server by a pool of connections to it, for settings that no URL can express, such as a client
@@ -125,7 +120,7 @@ macro_rules! node_setters {
             /// their locks, for which the address of the server must be known.
             #[cfg(feature = "redis")]
             pub fn pool(self, pool: deadpool_redis::Pool) -> Self {
-                self.with_source(Source::Server(NamedServer::Pool(pool)))
+                self.with_source(Source::Pool(pool))
             }
 
             /// Adds `count` nodes in the memory of this process.
@@ -177,7 +172,7 @@ impl NodeGroup {
     #[cfg(feature = "redis")]
     pub(super) fn listed_urls(&self) -> impl Iterator<Item = &str> {
         self.sources.iter().filter_map(|source| match source {
-            Source::Server(NamedServer::Url(url)) => Some(&**url),
+            Source::Server(_, config) => config.url.as_deref(),
             _ => None,
         })
     }
@@ -325,7 +320,23 @@ impl NodeGroup {
                     }
                 }
                 #[cfg(feature = "redis")]
-                Source::Server(server) => nodes.push(server.make(settings, names)?),
+                Source::Server(setting, config) => {
+                    let endpoint = endpoint(setting, config, settings.login.as_ref())?;
+                    if names.contains(&endpoint.name) {
+                        let remedy = "it is listed twice; list it once, because a majority must be of independent servers, \
+                                      and a group that stays keeps its name";
+                        return Err(BuildError::new(setting, &endpoint.name, remedy));
+                    }
+                    nodes.push(settings.redis_node(endpoint));
+                }
+                // It has no address, and is numbered.
+                #[cfg(feature = "redis")]
+                Source::Pool(pool) => {
+                    let name = format!("pool-{}", names.len());
+                    let endpoint = Endpoint::from_pool(&name, pool.clone());
+                    let endpoint = endpoint.map_err(|why| BuildError::new("pool", name, why))?;
+                    nodes.push(settings.redis_node(endpoint));
+                }
             }
             names.extend(nodes[made..].iter().map(|node| Arc::clone(node.name())));
         }
@@ -334,52 +345,25 @@ impl NodeGroup {
 }
 
 #[cfg(feature = "redis")]
-impl NamedServer {
-    /// Makes its node, whose name is none of these.
-    fn make(
-        &self,
-        settings: &NodeSettings,
-        names: &[Arc<str>],
-    ) -> Result<Arc<dyn Node>, BuildError> {
-        let (setting, endpoint) = self.endpoint(names.len(), settings.login.as_ref());
-        let endpoint = endpoint.map_err(|(value, why)| BuildError::new(setting, value, why))?;
-        if names.contains(&endpoint.name) {
-            let remedy = "it is listed twice; list it once, because a majority must be of independent servers, and a group \
-                          that stays keeps its name";
-            return Err(BuildError::new(setting, &endpoint.name, remedy));
-        }
-        let (guard, home) = (Arc::clone(&settings.guard), &settings.home);
-        let node = RedisNode::new(endpoint, settings.timeouts, guard, home);
-        Ok(Arc::new(node))
+impl NodeSettings {
+    fn redis_node(&self, endpoint: Endpoint) -> Arc<dyn Node> {
+        let (guard, home) = (Arc::clone(&self.guard), &self.home);
+        Arc::new(RedisNode::new(endpoint, self.timeouts, guard, home))
     }
+}
 
-    /// Returns the setting that names it, and how to reach it. Pools have no address and are numbered.
-    ///
-    /// The error is the value that is wrong, without credentials, and why.
-    fn endpoint(
-        &self,
-        number: usize,
-        login: Option<&Login>,
-    ) -> (&'static str, Result<Endpoint, (String, String)>) {
-        match self {
-            Self::Url(url) => {
-                let endpoint = Endpoint::from_url(url, login);
-                let shown = || without_credentials(url);
-                ("url", endpoint.map_err(|why| (shown(), why)))
-            }
-            Self::PoolConfig(config) => {
-                let url = config.url.as_deref().map(without_credentials);
-                let url = url.unwrap_or_else(|| "a configuration without a url".into());
-                let endpoint = Endpoint::from_config(config, login);
-                ("pool_config", endpoint.map_err(|why| (url, why)))
-            }
-            Self::Pool(pool) => {
-                let name = format!("pool-{number}");
-                let endpoint = Endpoint::from_pool(&name, pool.clone());
-                ("pool", endpoint.map_err(|why| (name, why)))
-            }
-        }
-    }
+/// Returns how to reach the server that a setting names. The error shows no credentials.
+#[cfg(feature = "redis")]
+fn endpoint(
+    setting: &'static str,
+    config: &deadpool_redis::Config,
+    login: Option<&Login>,
+) -> Result<Endpoint, BuildError> {
+    Endpoint::from_config(config, login).map_err(|why| {
+        let url = config.url.as_deref().map(without_credentials);
+        let url = url.unwrap_or_else(|| "a configuration without a url".into());
+        BuildError::new(setting, url, why)
+    })
 }
 
 impl Source {
@@ -388,13 +372,13 @@ impl Source {
         match self {
             Self::Embedded(count) => vec!["embedded".into(); *count],
             #[cfg(feature = "redis")]
-            Self::Server(NamedServer::Pool(_)) => vec!["pool".into()],
-            #[cfg(feature = "redis")]
-            Self::Server(server) => vec![match server.endpoint(0, None).1 {
+            Self::Server(setting, config) => vec![match endpoint(setting, config, None) {
                 Ok(endpoint) => endpoint.identity(),
                 // It is refused when its node is made.
-                Err((value, why)) => format!("{value}: {why}"),
+                Err(error) => error.to_string(),
             }],
+            #[cfg(feature = "redis")]
+            Self::Pool(_) => vec!["pool".into()],
             #[cfg(feature = "test-util")]
             Self::Scripted(nodes) => {
                 let addresses = nodes.nodes.iter().map(Arc::as_ptr);
@@ -409,10 +393,6 @@ impl Source {
 /// Shows no credentials, which URLs and pools have.
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            #[cfg(feature = "redis")]
-            Self::Server(NamedServer::Url(url)) => write!(f, "Url({})", without_credentials(url)),
-            other => f.debug_list().entries(other.identity()).finish(),
-        }
+        f.debug_list().entries(self.identity()).finish()
     }
 }

@@ -11,7 +11,7 @@ use deadpool::managed::{
 };
 use deadpool_redis::redis::{
     ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline, ProtocolVersion,
-    RedisConnectionInfo, RedisError,
+    RedisConnectionInfo,
 };
 use deadpool_redis::{Config, Connection, Runtime};
 use futures_util::FutureExt;
@@ -39,31 +39,28 @@ pub(super) enum Connector {
 }
 
 impl Endpoint {
-    /// Creates the endpoint of a URL, without connecting.
-    ///
-    /// # Errors
-    ///
-    /// Returns the reason if the URL is malformed.
-    pub(crate) fn from_url(url: &str, login: Option<&Login>) -> Result<Self, String> {
-        Self::from_info(url, login, PoolConfig::new(MAX_READS))
-    }
-
     /// Creates the endpoint of a pool's configuration, without connecting.
     ///
     /// # Errors
     ///
-    /// Returns the reason if the configuration names no server or several, or if its pool cannot be built.
+    /// Returns the reason if the configuration names no server or several, if its URL is malformed, or if its pool cannot be
+    /// built.
     pub(crate) fn from_config(config: &Config, login: Option<&Login>) -> Result<Self, String> {
         let pool = config.pool.unwrap_or_else(|| PoolConfig::new(MAX_READS));
         if pool.max_size == 0 {
             return Err("its max_size is 0; use at least 1".into());
         }
-        match (&config.url, &config.connection) {
-            (Some(url), None) => Self::from_info(url.as_str(), login, pool),
-            (None, Some(connection)) => Self::from_info(connection.clone(), login, pool),
-            (Some(_), Some(_)) => Err("it has both url and connection; leave one out".into()),
-            (None, None) => Err("it names no server; set url or connection".into()),
-        }
+        let info = match (&config.url, &config.connection) {
+            (Some(url), None) => url.as_str().into_connection_info(),
+            (None, Some(connection)) => connection.clone().into_connection_info(),
+            (Some(_), Some(_)) => {
+                return Err("it has both url and connection; leave one out".into());
+            }
+            (None, None) => return Err("it names no server; set url or connection".into()),
+        };
+        let info = info.map_err(|error| describe_url(&error))?;
+        let address = Address::new(&info, login)?;
+        Self::new(address.name().into(), Connector::Address(address), pool)
     }
 
     /// Creates the endpoint of a user's pool.
@@ -88,18 +85,6 @@ impl Endpoint {
             Connector::Address(address) => Some(address),
             Connector::Pool(_) => None,
         }
-    }
-
-    fn from_info(
-        info: impl IntoConnectionInfo,
-        login: Option<&Login>,
-        config: PoolConfig,
-    ) -> Result<Self, String> {
-        let info: Result<ConnectionInfo, RedisError> = info.into_connection_info();
-        let info = info.map_err(|error| describe_url(&error))?;
-        let address = Address::new(&info, login)?;
-        let name = address.name().into();
-        Self::new(name, Connector::Address(address), config)
     }
 
     fn new(name: Arc<str>, connector: Connector, config: PoolConfig) -> Result<Self, String> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use deadpool_redis::Config;
 use deadpool_redis::redis::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
@@ -143,7 +144,7 @@ impl AdmissionGuard {
 ///
 /// The URL is not usable.
 pub fn node_name(url: &str) -> Result<Arc<str>, String> {
-    let endpoint = Endpoint::from_url(url, None);
+    let endpoint = Endpoint::from_config(&Config::from_url(url), None);
     endpoint.map(|endpoint| endpoint.name)
 }
 

@@ -16,7 +16,8 @@ mod schedules;
 /// A server at which nothing listens.
 pub(in super::super) fn server() -> Arc<RedisServer> {
     let limit = Duration::from_secs(1);
-    let endpoint = Endpoint::from_url("redis://127.0.0.1:1", None).unwrap();
+    let config = deadpool_redis::Config::from_url("redis://127.0.0.1:1");
+    let endpoint = Endpoint::from_config(&config, None).unwrap();
     let timeouts = Timeouts {
         node: limit,
         connect: limit,
