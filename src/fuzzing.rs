@@ -13,6 +13,6 @@ pub use crate::lock::fuzzing::config_from_vars;
 pub use crate::middleware::fuzzing::{clear_token_header, declared_length};
 #[cfg(feature = "redis")]
 pub use crate::node::redis::fuzzing::{
-    AdmissionGuard, NodeRequest, ReplyStream, RequestCheck, deal, node_name, read_release,
+    AdmissionGuard, ReplyStream, RequestCheck, deal, decode, node_name, read_release,
 };
 pub use crate::once::fuzzing::{decode_result, encode_result};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
-use tower_redlock::fuzzing::{NodeRequest, RequestCheck};
+use tower_redlock::fuzzing::RequestCheck;
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, HolderMark, Op, SharedOp};
 use tower_redlock::protocol::{
@@ -90,7 +90,7 @@ fuzz_target!(|data: &[u8]| {
         .filter_map(names)
         .map(with_shared)
         .collect();
-    let requests: Vec<NodeRequest> = names
+    let requests: Vec<_> = names
         .iter()
         .zip(0..)
         .map(|(name, number)| request(&[name.clone()].into(), &op, number))
@@ -164,13 +164,14 @@ fn named(name: &KeyNames, op: &Op) -> Vec<Vec<u8>> {
     }
 }
 
-fn request(names: &Arc<[KeyNames]>, op: &Op, number: u8) -> NodeRequest {
+/// Returns a command, and whether it notifies.
+fn request(names: &Arc<[KeyNames]>, op: &Op, number: u8) -> (Command, bool) {
     let command = Command {
         names: Arc::clone(names),
         owner: OwnerToken::from_random([number; 16]),
         op: op.clone(),
     };
-    NodeRequest::new(command, number & 1 == 1 && matches!(op, Op::Record { .. }))
+    (command, number & 1 == 1 && matches!(op, Op::Record { .. }))
 }
 
 fn owner(number: u8) -> Vec<u8> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use tower_redlock::FencingToken;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
-use tower_redlock::fuzzing::{NodeRequest, deal};
+use tower_redlock::fuzzing::{deal, decode};
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{
     Answer, Command, HolderMark, KeyState, Op, Reply, SharedOp,
@@ -41,14 +41,14 @@ fuzz_target!(|data: &[u8]| {
     let ping = request(&Op::Ping, "k");
     for value in &values {
         let is_error = matches!(value, Value::ServerError(_));
-        assert_eq!(ping.decode(value).is_err(), is_error);
+        assert_eq!(decode(&ping, value).is_err(), is_error);
     }
 });
 
 fn vote(op: &Op, is_slot: bool, value: &Value) -> Answer {
     let decoded = match is_slot {
-        true => slot_request(op).decode(value),
-        false => request(op, "k").decode(value),
+        true => decode(&slot_request(op), value),
+        false => decode(&request(op, "k"), value),
     };
     if matches!(value, Value::ServerError(_)) {
         assert!(decoded.is_err(), "{value:?}");
@@ -165,7 +165,7 @@ fn count(op: &Op, votes: &[Answer]) {
 
 /// A call that several requests share deals each of them its own part of an array, in order.
 fn share(op: &Op, values: &[Value]) {
-    let requests: Vec<NodeRequest> = ["a", "b", "c"].map(|key| request(op, key)).into();
+    let requests: Vec<Command> = ["a", "b", "c"].map(|key| request(op, key)).into();
     for value in values {
         for count in 1..=requests.len() {
             let dealt = deal(value.clone(), &requests[..count]);
@@ -181,7 +181,7 @@ fn share(op: &Op, values: &[Value]) {
     }
 }
 
-fn request(op: &Op, key: &str) -> NodeRequest {
+fn request(op: &Op, key: &str) -> Command {
     let (namespace, key) = (Namespace::default(), LockKey::from(key));
     let names = namespace.names_with_record(&key, None, |_| [0; 32]);
     let mut names = names.expect("the key is valid");
@@ -193,26 +193,24 @@ fn request(op: &Op, key: &str) -> NodeRequest {
     if matches!(op, Op::Inspect | Op::Revoke { .. }) {
         names = namespace.with_shared(names);
     }
-    let command = Command {
+    Command {
         names: Arc::new([names]),
         owner: OwnerToken::from_random([7; 16]),
         op: op.clone(),
-    };
-    NodeRequest::new(command, false)
+    }
 }
 
 /// The same for one slot of three.
-fn slot_request(op: &Op) -> NodeRequest {
+fn slot_request(op: &Op) -> Command {
     let namespace = Namespace::default();
     let names = namespace.slot_names(&LockKey::from("k").into(), 3, |_| [0; 32]);
     let slots = names.expect("the key is valid");
     let names = slots[1].iter().cloned();
-    let command = Command {
+    Command {
         names: names.map(|name| namespace.with_shared(name)).collect(),
         owner: OwnerToken::from_random([7; 16]),
         op: op.clone(),
-    };
-    NodeRequest::new(command, false)
+    }
 }
 
 fn ops() -> [Op; 18] {

@@ -6,7 +6,6 @@ use std::time::Duration;
 use deadpool_redis::redis::Value;
 
 use crate::node::failure::NodeFailure;
-use crate::node::job::Job;
 use crate::node::redis::describe::{
     describe_refusal, is_denial, is_denial_of_key, refusal, with_remedy,
 };
@@ -16,21 +15,28 @@ use crate::protocol::message::{
 };
 use crate::protocol::{FencingToken, Holder, Record, Shown};
 
-/// Decodes a server's reply to a job.
-pub(super) fn decode(job: &Job, value: &Value, node: &Arc<str>) -> Result<Reply, NodeFailure> {
+/// Decodes a server's reply to a command.
+pub(super) fn decode(
+    command: &Command,
+    value: &Value,
+    node: &Arc<str>,
+) -> Result<Reply, NodeFailure> {
     if let Some(why) = describe_refusal(value) {
         return Err(NodeFailure::refused(node, why));
     }
-    match read(&job.packet.command, value) {
+    match read(command, value) {
         Some(Reply::Overflow) => Err(NodeFailure::overflow(node)),
         Some(reply) => Ok(reply),
-        None => Err(NodeFailure::refused(node, describe_unexpected(job, value))),
+        None => Err(NodeFailure::refused(
+            node,
+            describe_unexpected(&command.op, value),
+        )),
     }
 }
 
 /// Describes a reply that is no vote.
-fn describe_unexpected(job: &Job, value: &Value) -> String {
-    match (job.op(), value) {
+fn describe_unexpected(op: &Op, value: &Value) -> String {
+    match (op, value) {
         // It has the form of a reply with a record, so the value of the record key is none.
         (_, Value::Array(parts)) if matches!(**parts, [Value::Int(4), _, _]) => {
             with_remedy(FOREIGN_RECORD.into())
@@ -86,16 +92,16 @@ const TEMPORARY: [&str; 9] = [
 /// The reply to a call as a whole, if its script answers all requests at once: what each asked for is granted.
 const ALL_GRANTED: Value = Value::Int(1);
 
-/// Returns the part of the reply to a call of `count` jobs that is the reply to the job at `place`, as if that had been
-/// sent alone. Each part is taken once.
-pub(super) fn deal(reply: &mut Value, count: usize, place: usize, job: &Job) -> Value {
+/// Returns the part of the reply to a call of `count` jobs that is the reply to the job at `place`, with this operation, as if
+/// that had been sent alone. Each part is taken once.
+pub(super) fn deal(reply: &mut Value, count: usize, place: usize, op: &Op) -> Value {
     match reply {
         single if count == 1 => std::mem::replace(single, Value::Nil),
         Value::Array(parts) if parts.len() == count => {
             std::mem::replace(&mut parts[place], Value::Nil)
         }
         all if *all == ALL_GRANTED => {
-            let vote = Some(job.op()).filter(|op| op.is_vote());
+            let vote = Some(op).filter(|op| op.is_vote());
             let number = vote.map(|op| i64::try_from(number(op).unwrap_or(0)));
             number.and_then(Result::ok).map_or(ALL_GRANTED, Value::Int)
         }

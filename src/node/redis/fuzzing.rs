@@ -4,19 +4,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::BytesMut;
 use deadpool_redis::Config;
 use deadpool_redis::redis::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
-use crate::node::job::{Job, Packet, VoteReceiver};
 use crate::node::redis::decode;
 use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
 use crate::node::redis::link::{Link, Socket};
 use crate::node::redis::listener;
-use crate::node::redis::table::{GenerationCheck, encode_call_into};
+use crate::node::redis::table::{EncodedCommand, GenerationCheck, encode_call_into};
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Reply};
 
@@ -36,27 +35,21 @@ impl ReplyStream {
     }
 }
 
-/// A request to a node.
-#[derive(Debug)]
-pub struct NodeRequest(Job);
+/// Decodes the reply to a command.
+///
+/// # Errors
+///
+/// The reply is no vote.
+pub fn decode(command: &Command, reply: &Value) -> Result<Reply, NodeFailure> {
+    decode::decode(command, reply, &"node".into())
+}
 
-impl NodeRequest {
-    /// Creates the request that has this command.
-    #[must_use]
-    pub fn new(command: Command, notifies: bool) -> Self {
-        let packet = Packet::new(command, notifies, None);
-        let votes = VoteReceiver::new(&["n".into()].into());
-        Self(Job::new(packet, votes.sender(0), Instant::now()))
-    }
-
-    /// Decodes the reply to it.
-    ///
-    /// # Errors
-    ///
-    /// The reply is no vote.
-    pub fn decode(&self, reply: &Value) -> Result<Reply, NodeFailure> {
-        decode::decode(&self.0, reply, &"node".into())
-    }
+/// Deals the reply to a call out to its commands.
+#[must_use]
+pub fn deal(mut reply: Value, commands: &[Command]) -> Vec<Value> {
+    let (count, commands) = (commands.len(), commands.iter().enumerate());
+    let each = commands.map(|(place, command)| decode::deal(&mut reply, count, place, &command.op));
+    each.collect()
 }
 
 /// The check of the generation that requests carry.
@@ -74,31 +67,27 @@ impl RequestCheck {
         })
     }
 
-    /// Returns whether two requests may share a call.
+    /// Returns whether two commands may share a call. Each is given with whether it notifies.
     #[must_use]
-    pub fn share_a_call(&self, one: &NodeRequest, other: &NodeRequest) -> bool {
-        let [one, other] = [one, other].map(|request| request.0.encoded(&self.0));
+    pub fn share_a_call(&self, one: &(Command, bool), other: &(Command, bool)) -> bool {
+        let [one, other] = [one, other].map(|request| self.encoded(request));
         one.key_hash.and(other.key_hash).is_some()
             && one.is_shareable(&self.0)
-            && one.is_like(other)
+            && one.is_like(&other)
     }
 
-    /// Encodes requests as one call.
+    /// Encodes commands as one call.
     #[must_use]
-    pub fn encode(&self, requests: &[NodeRequest]) -> Vec<u8> {
-        let mut written = Vec::new();
-        let commands = requests.iter().map(|request| request.0.encoded(&self.0));
-        encode_call_into(commands, &self.0, &mut written);
-        written
+    pub fn encode(&self, requests: &[(Command, bool)]) -> Vec<u8> {
+        let commands: Vec<_> = requests.iter().map(|one| self.encoded(one)).collect();
+        let mut written = BytesMut::new();
+        encode_call_into(commands.iter(), &self.0, &mut written);
+        written.into()
     }
-}
 
-/// Deals the reply to a call out to its requests.
-#[must_use]
-pub fn deal(mut reply: Value, requests: &[NodeRequest]) -> Vec<Value> {
-    let (count, requests) = (requests.len(), requests.iter().enumerate());
-    let each = requests.map(|(place, request)| decode::deal(&mut reply, count, place, &request.0));
-    each.collect()
+    fn encoded(&self, (command, notifies): &(Command, bool)) -> EncodedCommand {
+        EncodedCommand::new(command, *notifies, &self.0)
+    }
 }
 
 /// The restart guard of a lock service.

@@ -187,7 +187,7 @@ async fn try_read(server: &RedisServer, job: &Job) -> Result<Reply, NodeFailure>
                     now - sent,
                     now,
                 );
-                return decode(job, &reply, &server.name);
+                return decode(&job.packet.command, &reply, &server.name);
             }
             Err(why) if Object::metrics(&link).recycle_count == 0 => {
                 return Err(server.disconnected(&why));

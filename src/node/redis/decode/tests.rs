@@ -106,7 +106,7 @@ fn arguments_in(written: &[u8]) -> Vec<Vec<u8>> {
 }
 
 fn read(job: &Job, parts: Vec<Value>) -> Result<Reply, NodeFailure> {
-    decode(job, &Value::Array(parts), &"node".into())
+    decode(&job.packet.command, &Value::Array(parts), &"node".into())
 }
 
 /// The scripts compare the generation as soon as they are given its key.
@@ -233,7 +233,11 @@ fn decode_reads_the_replies_of_the_script_headers_on_keys_with_records() {
         (&Op::ReleaseExecuted, 3, Reply::Released),
     ];
     for (op, reply, expected) in numbers {
-        let reply = decode(&job(&recorded(true), op.clone()), &int(reply), &"n".into());
+        let reply = decode(
+            &job(&recorded(true), op.clone()).packet.command,
+            &int(reply),
+            &"n".into(),
+        );
         assert_eq!(reply, Ok(expected), "{op:?}");
     }
     let ours = record();
@@ -324,7 +328,7 @@ fn fetch_reads_a_whole_record_without_a_script() {
     let fetch = job(&recorded(true), Op::Fetch);
     let sent = arguments(&fetch);
     assert_eq!(sent, [&b"GET"[..], b"redlock:{k}:done"]);
-    let read = |value| decode(&fetch, &value, &"node".into());
+    let read = |value| decode(&fetch.packet.command, &value, &"node".into());
     let kept = Value::BulkString(record().as_bytes().into());
     assert_eq!(read(kept), Ok(Reply::Whole(record())));
     assert_eq!(read(Value::Nil), Ok(Reply::NotDone));

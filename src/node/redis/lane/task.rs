@@ -155,7 +155,7 @@ impl Lane {
                 let Some(job) = self.calls.jobs.pop_front() else {
                     break;
                 };
-                let value = deal(&mut reply, call.jobs, place, &job);
+                let value = deal(&mut reply, call.jobs, place, job.op());
                 if (is_noscript || is_refused) && job.may_be_repeated(now) {
                     // Sent again behind the other replies at hand. The server has executed nothing.
                     self.parked.push_back(job);
@@ -206,7 +206,7 @@ impl Lane {
                 self.unpark_refused();
             }
         }
-        let mut outcome = decode(&job, value, &self.server.name);
+        let mut outcome = decode(&job.packet.command, value, &self.server.name);
         if matches!(outcome, Ok(Reply::Lost)) && is_release && job.is_repeated() {
             // It may have released the lock itself, and only the reply was lost.
             outcome = Ok(Reply::Released);

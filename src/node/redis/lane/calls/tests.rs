@@ -127,7 +127,7 @@ impl Bench {
             for place in 0..count {
                 let job = self.calls.jobs.pop_front();
                 let job = job.expect("each reply is to jobs");
-                let own = deal(&mut reply, count, place, &job);
+                let own = deal(&mut reply, count, place, job.op());
                 answered.push((job, own, is_whole));
             }
         }
