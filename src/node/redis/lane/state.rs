@@ -196,20 +196,33 @@ impl Lane {
 
     /// Fails the parked jobs that are not sent to the server in its current state.
     pub(super) fn refuse_parked(&mut self) {
-        let now = Instant::now();
-        let Some(failure) = self.server.last_failure() else {
-            return;
-        };
-        for job in std::mem::take(&mut self.parked) {
-            let kept = match job.is_wanted(now) {
-                true => job.despite(&failure),
-                false => Err(job),
-            };
-            match kept {
-                Ok(job) => self.parked.push_back(job),
-                Err(job) => self.finish(job, Err(failure.clone())),
+        let (now, failure) = (Instant::now(), self.server.last_failure());
+        if failure.is_some() {
+            for job in std::mem::take(&mut self.parked) {
+                let kept = self.accept(job, failure.as_ref(), now);
+                self.parked.extend(kept);
             }
         }
+    }
+
+    /// Returns what to send for a job to a server that has this failure, if it has one. Fails a job that is not sent.
+    pub(super) fn accept(
+        &mut self,
+        job: Job,
+        failure: Option<&NodeFailure>,
+        now: Instant,
+    ) -> Option<Job> {
+        let accepted = match failure {
+            _ if !job.is_wanted(now) => Err(job),
+            Some(failure) => job.despite(failure),
+            None => Ok(job),
+        };
+        let refuse = |job| {
+            let given_up = || self.server.given_up();
+            let why = failure.cloned().unwrap_or_else(given_up);
+            self.finish(job, Err(why));
+        };
+        accepted.map_err(refuse).ok()
     }
 
     /// Returns whether an attempt to connect is under way or planned. That is always so without a connection.

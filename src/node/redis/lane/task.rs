@@ -94,10 +94,7 @@ impl Lane {
                 self.finish(job, Ok(Reply::Released));
                 continue;
             }
-            if !job.is_wanted(now) {
-                let why = failure.clone();
-                let why = why.unwrap_or_else(|| self.server.given_up());
-                self.finish(job, Err(why));
+            let Some(job) = self.accept(job, failure.as_ref(), now) else {
                 continue;
             }
             let job = match &failure {
