@@ -1,7 +1,6 @@
 //! Embedded nodes whose replies a test delays, loses or forges.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -88,14 +87,8 @@ pub struct ScriptedNodes {
     pub(crate) nodes: Vec<Arc<ScriptedNode>>,
 }
 
-/// By hand, because a derived one would print the whole content of the nodes.
-impl fmt::Debug for ScriptedNodes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScriptedNodes")
-            .field("nodes", &self.nodes.len())
-            .finish_non_exhaustive()
-    }
-}
+// Without the whole content of the nodes.
+opaque_debug! { ScriptedNodes }
 
 impl ScriptedNodes {
     /// Creates `count` nodes that answer at once.
