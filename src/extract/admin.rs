@@ -242,7 +242,7 @@ async fn inspect(State(redlock): State<Redlock>, KeyOfPath(key): KeyOfPath) -> R
     let inspection = redlock.inspect(&key).await;
     let status = match inspection.state() {
         Some(_) => StatusCode::OK,
-        None if inspection.is_of_invalid_key() => StatusCode::BAD_REQUEST,
+        None if !redlock.is_valid_key(&key) => StatusCode::BAD_REQUEST,
         // No majority agrees, for whatever reason.
         None => StatusCode::SERVICE_UNAVAILABLE,
     };

@@ -37,11 +37,6 @@ use crate::protocol::{FencingToken, Holder, KeyNames, LockKey, OwnerToken};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Inspection {
-    #[cfg_attr(
-        not(feature = "axum"),
-        expect(dead_code, reason = "only the views over HTTP tell it")
-    )]
-    is_of_invalid_key: bool,
     /// The key.
     pub key: LockKey,
     /// The name of the group that the key belongs to; `0` if there is only one.
@@ -156,6 +151,14 @@ impl Redlock {
     }
 }
 
+#[cfg(feature = "axum")]
+impl Redlock {
+    /// Returns whether the nodes can have a lock with this key.
+    pub(crate) fn is_valid_key(&self, key: &LockKey) -> bool {
+        names(&self.core().layout.group_of(key).cluster, key).is_ok()
+    }
+}
+
 impl Inspection {
     /// Returns the state of the key as a majority of the nodes has it; `None` if no majority agrees, for example
     /// while callers compete for the key or nodes are down.
@@ -228,12 +231,6 @@ impl Inspection {
         locked().map(|key| key.fencing_token).find(agrees).ok_or(())
     }
 
-    /// Returns whether no node was asked, because there is no such key.
-    #[cfg(feature = "axum")]
-    pub(crate) fn is_of_invalid_key(&self) -> bool {
-        self.is_of_invalid_key
-    }
-
     fn keys(&self) -> impl Iterator<Item = &InspectedKey> {
         let nodes = self.nodes.iter();
         nodes.filter_map(|node| node.outcome.as_ref().ok())
@@ -258,9 +255,7 @@ impl Revoked {
 /// Asks every node of a group what it knows of a key.
 pub(super) async fn inspect(group: &Group, key: &LockKey) -> Inspection {
     let cluster = &*group.cluster;
-    let names = names(cluster, key);
-    let is_of_invalid_key = names.is_err();
-    let seen = match names {
+    let seen = match names(cluster, key) {
         Ok(names) => see(cluster, &names).await,
         Err(error) => {
             let why = error.to_string();
@@ -286,7 +281,6 @@ pub(super) async fn inspect(group: &Group, key: &LockKey) -> Inspection {
         nodes: nodes.collect(),
         needed: cluster.quorum.majority(),
         next: None,
-        is_of_invalid_key,
     }
 }
 
@@ -404,7 +398,6 @@ mod tests {
             nodes: nodes.into(),
             needed: 2,
             next: None,
-            is_of_invalid_key: false,
         };
         inspection.state()
     }
