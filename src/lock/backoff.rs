@@ -24,10 +24,10 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::lock::cluster::{Cluster, submit_in_drop};
 use crate::lock::error::LockError;
-use crate::lock::queue::{Permit, Wait, Watching};
+use crate::lock::queue::{Permit, Wait};
 use crate::lock::registry::DrainStage;
 use crate::lock::state::LockSpec;
-use crate::node::{Job, Node, Packet, VoteReceiver, random_u64, unguessable};
+use crate::node::{Job, Node, Packet, ReleaseWatch, VoteReceiver, random_u64, unguessable};
 use crate::protocol::lease::{Access, Decided, TICK};
 use crate::protocol::message::{Command, Op, SharedOp};
 use crate::protocol::retry::{self, OnRelease};
@@ -50,7 +50,7 @@ pub(crate) struct Backoff {
     /// Who held the lock at the last attempt.
     holder: Option<Holder>,
     /// The watches for the releases of the keys, once subscribed.
-    watching: Vec<Watching>,
+    watching: Vec<ReleaseWatch>,
     /// Present while the caller waits for readers to leave. Dropped with this when the caller has the lock, so that
     /// readers may come again behind it.
     announcement: Option<Box<Announcement>>,
@@ -293,15 +293,13 @@ impl Backoff {
 
     /// Discards the signals of releases before an attempt.
     pub(crate) fn forget_releases(&mut self) {
-        for watching in &mut self.watching {
-            watching.watch.reset();
-        }
+        self.watching.iter_mut().for_each(ReleaseWatch::reset);
     }
 
     /// Returns whether this process is subscribed to the releases of all keys.
     fn is_subscribed(&self) -> bool {
         let mut watching = self.watching.iter();
-        !self.watching.is_empty() && watching.all(|watching| watching.watch.is_subscribed())
+        !self.watching.is_empty() && watching.all(ReleaseWatch::is_subscribed)
     }
 
     /// Waits until a release is published and this process may try.
@@ -312,10 +310,11 @@ impl Backoff {
                 return;
             };
             self.releases = self.releases.saturating_add(1);
-            // The other callers of this process that wait for the same slots: of them, a released one serves one.
+            // The other callers of this process that wait for the same slots: of them, a released one serves one. Beside the
+            // watches, the place has the subscription while callers wait for the permit.
             let rivals = self.watching.iter().filter(|_| is_for_slot);
-            let rivals = rivals.map(Watching::others).max().unwrap_or_default();
-            let waiters = subscribers + rivals;
+            let rivals = rivals.map(|watch| watch.sharers().saturating_sub(1)).max();
+            let waiters = subscribers + rivals.unwrap_or_default();
             match retry::on_release(waiters, self.releases, self.round_trip, random_u64()) {
                 OnRelease::Try(Duration::ZERO) => return,
                 OnRelease::Try(delay) => return sleep(delay).await,
@@ -326,9 +325,9 @@ impl Backoff {
 }
 
 /// Waits until the release of one of the keys is published, and returns the number of its subscribers.
-async fn first_release(watching: &mut [Watching]) -> usize {
+async fn first_release(watching: &mut [ReleaseWatch]) -> usize {
     let watching = watching.iter_mut();
-    let released = watching.map(|watching| Box::pin(watching.watch.released()));
+    let released = watching.map(|watch| Box::pin(watch.released()));
     let mut released: Vec<_> = released.collect();
     poll_fn(|context| {
         let polled = released.iter_mut().map(|next| next.as_mut().poll(context));

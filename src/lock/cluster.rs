@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::lock::settings::Settings;
 use crate::node::{
-    Home, Job, Node, NodeFailure, Packet, Peers, ReleaseSignal, Subscription, VoteReceiver,
+    Home, Job, Node, NodeFailure, Packet, Peers, ReleaseSubscription, VoteReceiver,
 };
 use crate::protocol::Quorum;
 use crate::protocol::message::Reply;
@@ -59,14 +59,11 @@ impl Cluster {
         })
     }
 
-    /// Subscribes a new signal to the releases of a lock, until the subscriptions are dropped.
-    pub(crate) fn subscribe(&self, lock: &Arc<[u8]>) -> (Arc<ReleaseSignal>, Vec<Subscription>) {
-        let signal = ReleaseSignal::new(self.quorum);
-        let nodes = self.nodes.iter().enumerate();
-        let subscribed =
-            nodes.filter_map(|(number, node)| node.subscribe(lock, (Arc::clone(&signal), number)));
-        let subscriptions = subscribed.collect();
-        (signal, subscriptions)
+    /// Subscribes to the releases of a lock.
+    pub(crate) fn subscribe(&self, lock: &Arc<[u8]>) -> Arc<ReleaseSubscription> {
+        ReleaseSubscription::new(self.quorum, |subscriber| {
+            self.nodes[subscriber.1].subscribe(lock, subscriber)
+        })
     }
 
     /// Sends all nodes the same request, as [`ask`](Self::ask) does.

@@ -42,7 +42,9 @@ pub(crate) use job::{Job, LATE, Packet, Vote, VoteReceiver};
 pub(crate) use peers::Peers;
 #[cfg(feature = "redis")]
 pub use redis::{Credentials, CredentialsProvider};
-pub(crate) use release_signal::{ReleaseSignal, ReleaseWatch, Subscription};
+pub(crate) use release_signal::{ReleaseSubscription, ReleaseWatch};
+#[cfg(test)]
+pub(crate) use release_signal::{Subscriber, Subscription};
 pub(crate) use sync::Mutex;
 pub(crate) use system::{NEVER, after, next_proposal, random_u64, sha256, unguessable, wall_clock};
 #[cfg(feature = "metrics")]

@@ -16,15 +16,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::node::sync::{Mutex, Notify};
+use tokio::sync::watch;
+
+use crate::node::Mutex;
 use crate::protocol::{NodeSet, Quorum};
 
 /// What the nodes have published to this process about one lock.
 #[derive(Debug)]
 pub(crate) struct ReleaseSignal {
     majority: usize,
-    published: Mutex<Published>,
-    changed: Notify,
+    published: watch::Sender<Published>,
 }
 
 #[derive(Debug)]
@@ -37,10 +38,17 @@ struct Published {
     subscribers: usize,
 }
 
-/// What one waiter has not seen yet of a signal.
+/// The subscription of this process to the releases of a lock, at every node that publishes them. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct ReleaseSubscription {
+    pub(crate) signal: Arc<ReleaseSignal>,
+    _at_nodes: Vec<Subscription>,
+}
+
+/// What one waiter has not seen yet of a signal. Keeps the subscription.
 #[derive(Debug)]
 pub(crate) struct ReleaseWatch {
-    signal: Arc<ReleaseSignal>,
+    subscription: Arc<ReleaseSubscription>,
     /// By node, the number of messages when the waiter last looked.
     seen: Vec<u64>,
 }
@@ -56,63 +64,83 @@ pub(crate) struct Subscription(Option<Box<dyn FnOnce() + Send + Sync>>);
 pub(crate) struct Subscribers(Mutex<HashMap<Arc<[u8]>, Vec<Subscriber>>>);
 
 impl ReleaseSignal {
-    pub(crate) fn new(quorum: Quorum) -> Arc<Self> {
+    fn new(quorum: Quorum) -> Arc<Self> {
         Arc::new(Self {
             majority: quorum.majority(),
-            published: Mutex::new(Published {
+            published: watch::Sender::new(Published {
                 subscribed: NodeSet::default(),
                 messages: vec![0; quorum.nodes()],
                 subscribers: 1,
             }),
-            changed: Notify::new(),
         })
     }
 
     /// Sets whether a node publishes releases to this process from now on.
     pub(crate) fn set_subscribed(&self, node: usize, subscribed: bool) {
-        let mut published = self.published.lock();
-        let before = published.is_subscribed(self.majority);
-        match subscribed {
-            true => published.subscribed.insert(node),
-            false => published.subscribed.remove(node),
-        };
-        if before != published.is_subscribed(self.majority) {
-            // The lock may have been released without a message to this process.
-            published.messages.iter_mut().for_each(|count| *count += 1);
-            self.changed.notify_waiters();
-        }
+        self.published.send_if_modified(|published| {
+            let before = published.is_subscribed(self.majority);
+            match subscribed {
+                true => published.subscribed.insert(node),
+                false => published.subscribed.remove(node),
+            };
+            let is_changed = before != published.is_subscribed(self.majority);
+            if is_changed {
+                // The lock may have been released without a message to this process.
+                published.messages.iter_mut().for_each(|count| *count += 1);
+            }
+            is_changed
+        });
     }
 
     /// Takes a node's message that the lock was released, sent to this many subscribers.
     pub(crate) fn notify(&self, node: usize, subscribers: usize) {
-        let mut published = self.published.lock();
-        published.messages[node] += 1;
-        published.subscribers = subscribers;
-        drop(published);
-        self.changed.notify_waiters();
+        self.published.send_modify(|published| {
+            published.messages[node] += 1;
+            published.subscribers = subscribers;
+        });
+    }
+}
+
+impl ReleaseSubscription {
+    /// Subscribes a new signal at each node that can publish releases.
+    pub(crate) fn new(
+        quorum: Quorum,
+        subscribe: impl FnMut(Subscriber) -> Option<Subscription>,
+    ) -> Arc<Self> {
+        let signal = ReleaseSignal::new(quorum);
+        let subscribers = (0..quorum.nodes()).map(|node| (Arc::clone(&signal), node));
+        Arc::new(Self {
+            _at_nodes: subscribers.filter_map(subscribe).collect(),
+            signal,
+        })
     }
 }
 
 impl ReleaseWatch {
     /// Creates a watch that has seen nothing, so that it fires at once if there was a message before.
-    pub(crate) fn new(signal: &Arc<ReleaseSignal>) -> Self {
-        let nodes = signal.published.lock().messages.len();
+    pub(crate) fn new(subscription: &Arc<ReleaseSubscription>) -> Self {
+        let nodes = subscription.signal.published.borrow().messages.len();
         Self {
-            signal: Arc::clone(signal),
+            subscription: Arc::clone(subscription),
             seen: vec![0; nodes],
         }
     }
 
     /// Discards the messages so far, because the nodes are about to be asked anyway.
     pub(crate) fn reset(&mut self) {
-        let published = self.signal.published.lock();
+        let published = self.subscription.signal.published.borrow();
         self.seen.clone_from(&published.messages);
+    }
+
+    /// Returns how many share the subscription with this watch.
+    pub(crate) fn sharers(&self) -> usize {
+        Arc::strong_count(&self.subscription) - 1
     }
 
     /// Returns whether a majority of the nodes would publish a release to this process.
     pub(crate) fn is_subscribed(&self) -> bool {
-        let published = self.signal.published.lock();
-        published.is_subscribed(self.signal.majority)
+        let signal = &self.subscription.signal;
+        signal.published.borrow().is_subscribed(signal.majority)
     }
 
     /// Waits until a majority has published a release, and returns the number of subscribers.
@@ -121,18 +149,14 @@ impl ReleaseWatch {
     ///
     /// No message is lost if the future is dropped.
     pub(crate) async fn released(&mut self) -> usize {
-        loop {
-            // Created before the check, so that no notification is missed.
-            let changed = self.signal.changed.notified();
-            {
-                let published = self.signal.published.lock();
-                if published.has_more(&self.seen, self.signal.majority) {
-                    self.seen.clone_from(&published.messages);
-                    return published.subscribers;
-                }
-            }
-            changed.await;
-        }
+        let (signal, seen) = (&self.subscription.signal, &mut self.seen);
+        let mut published = signal.published.subscribe();
+        let released = published.wait_for(|now| now.has_more(seen, signal.majority));
+        // The signal has the sender, so the channel is open.
+        released.await.map_or(1, |published| {
+            seen.clone_from(&published.messages);
+            published.subscribers
+        })
     }
 }
 
@@ -207,13 +231,16 @@ mod tests {
 
     use super::*;
 
-    #[cfg(shuttle)]
-    mod schedules;
+    /// A subscription at so many nodes that publish nothing by themselves.
+    fn subscription(nodes: usize) -> Arc<ReleaseSubscription> {
+        ReleaseSubscription::new(Quorum::new(nodes).unwrap(), |_| None)
+    }
 
     #[test]
     fn released_needs_messages_from_a_majority() {
-        let signal = ReleaseSignal::new(Quorum::new(5).unwrap());
-        let mut watch = ReleaseWatch::new(&signal);
+        let subscription = subscription(5);
+        let signal = &subscription.signal;
+        let mut watch = ReleaseWatch::new(&subscription);
         signal.notify(0, 4);
         signal.notify(0, 4);
         signal.notify(3, 4);
@@ -234,8 +261,9 @@ mod tests {
 
     #[test]
     fn each_watch_sees_every_release_that_it_has_not_discarded() {
-        let signal = ReleaseSignal::new(Quorum::new(3).unwrap());
-        let mut watches = [(); 3].map(|()| ReleaseWatch::new(&signal));
+        let subscription = subscription(3);
+        let signal = &subscription.signal;
+        let mut watches = [(); 3].map(|()| ReleaseWatch::new(&subscription));
         let mut waiting = watches.each_mut().map(|watch| spawn(watch.released()));
         waiting
             .iter_mut()
@@ -258,8 +286,9 @@ mod tests {
 
     #[test]
     fn released_resolves_when_a_majority_becomes_subscribed() {
-        let signal = ReleaseSignal::new(Quorum::new(3).unwrap());
-        let (mut watch, other) = (ReleaseWatch::new(&signal), ReleaseWatch::new(&signal));
+        let subscription = subscription(3);
+        let signal = &subscription.signal;
+        let [mut watch, other] = [(); 2].map(|()| ReleaseWatch::new(&subscription));
         let mut released = spawn(watch.released());
         assert_pending!(released.poll());
         signal.set_subscribed(2, true);
@@ -272,8 +301,9 @@ mod tests {
 
     #[test]
     fn released_resolves_when_the_subscribed_majority_is_lost() {
-        let signal = ReleaseSignal::new(Quorum::new(3).unwrap());
-        let (mut watch, other) = (ReleaseWatch::new(&signal), ReleaseWatch::new(&signal));
+        let subscription = subscription(3);
+        let signal = &subscription.signal;
+        let [mut watch, other] = [(); 2].map(|()| ReleaseWatch::new(&subscription));
         (0..3).for_each(|node| signal.set_subscribed(node, true));
         assert_ready_eq!(spawn(watch.released()).poll(), 1);
         let mut released = spawn(watch.released());
@@ -287,14 +317,14 @@ mod tests {
     #[test]
     fn publish_reaches_subscribers_until_their_subscriptions_are_dropped() {
         let (subscribers, lock) = (Arc::new(Subscribers::default()), Arc::from(&b"k"[..]));
-        let signals = [(); 2].map(|()| ReleaseSignal::new(Quorum::new(1).unwrap()));
-        let subscriptions = signals
-            .each_ref()
-            .map(|signal| subscribers.subscribe(&lock, (Arc::clone(signal), 0)));
+        let subscriptions = [(); 2].map(|()| {
+            let subscribe = |subscriber| Some(subscribers.subscribe(&lock, subscriber));
+            ReleaseSubscription::new(Quorum::new(1).unwrap(), subscribe)
+        });
         assert_eq!(subscribers.publish(&lock), 2);
-        let mut watch = ReleaseWatch::new(&signals[1]);
+        let mut watch = ReleaseWatch::new(&subscriptions[1]);
         assert_ready_eq!(spawn(watch.released()).poll(), 2);
-        drop(subscriptions);
+        drop((subscriptions, watch));
         assert_eq!(subscribers.publish(&lock), 0);
         assert!(subscribers.0.lock().is_empty());
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::timeout;
 
 use crate::lock::{DrainStage, Group, LockError, Redlock};
-use crate::node::{ReleaseWatch, Subscription};
+use crate::node::ReleaseWatch;
 use crate::once::inspect::{inspect, names};
 use crate::protocol::message::KeyState;
 use crate::protocol::{FencingToken, Holder, LockKey};
@@ -30,7 +30,7 @@ pub struct LeaderWatch {
     known: Option<Leader>,
     is_known: bool,
     /// The releases of the key, once subscribed.
-    released: Option<(ReleaseWatch, Vec<Subscription>)>,
+    released: Option<ReleaseWatch>,
 }
 
 impl Redlock {
@@ -102,10 +102,8 @@ impl LeaderWatch {
     async fn next(&mut self) -> Result<Option<Leader>, LockError> {
         let cluster = Arc::clone(&self.group.cluster);
         let channel = Arc::clone(names(&cluster, &self.key)?[0].channel());
-        let (released, _) = self.released.get_or_insert_with(|| {
-            let (signal, subscriptions) = cluster.subscribe(&channel);
-            (ReleaseWatch::new(&signal), subscriptions)
-        });
+        let watch = || ReleaseWatch::new(&cluster.subscribe(&channel));
+        let released = self.released.get_or_insert_with(watch);
         loop {
             // Before the look, so that no release behind it is missed.
             released.reset();

@@ -15,7 +15,7 @@ use crate::lock::guard::LockGuard;
 use crate::lock::queue::{Permit, Wait};
 use crate::lock::state::LockSpec;
 use crate::lock::state::tests::granted;
-use crate::node::{Job, Mutex, Node, NodeFailure, ReleaseSignal, Subscription};
+use crate::node::{Job, Mutex, Node, NodeFailure, Subscriber, Subscription};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::{LockKey, Namespace, Quorum};
 
@@ -38,7 +38,7 @@ impl Node for Waiting {
         self.jobs.lock().push(job);
     }
 
-    fn subscribe(&self, _: &Arc<[u8]>, _: (Arc<ReleaseSignal>, usize)) -> Option<Subscription> {
+    fn subscribe(&self, _: &Arc<[u8]>, _: Subscriber) -> Option<Subscription> {
         None
     }
 }
@@ -84,13 +84,8 @@ fn asking(
     let mut spec = LockSpec::clone(&state.spec);
     let dynamic = nodes.iter().map(|node| Arc::clone(node) as Arc<dyn Node>);
     let (quorum, cluster) = (Quorum::new(count).unwrap(), &spec.cluster);
-    spec.cluster = Cluster::new(
-        dynamic.collect(),
-        quorum,
-        &cluster.settings,
-        &cluster.home,
-        None,
-    );
+    let (settings, home) = (&cluster.settings, &cluster.home);
+    spec.cluster = Cluster::new(dynamic.collect(), quorum, settings, home, None);
     spec.names = Namespace::default()
         .names(&LockKey::from("k").into(), |_| [0; 32])
         .unwrap();

@@ -28,13 +28,12 @@ use tokio::time::Instant;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::queue::place::{
-    CallerStage, CountedWaiter, Failed, Memo, Occupancy, PERMITS, Place, PlaceState, Watching,
-    permits,
+    CallerStage, CountedWaiter, Failed, Memo, Occupancy, PERMITS, Place, PlaceState, permits,
 };
 use crate::lock::state::LockState;
 use crate::node::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::node::telemetry::Counted;
-use crate::node::{Mutex, after};
+use crate::node::{Mutex, ReleaseWatch, after};
 use crate::protocol::lease::{Access, Decided, OnceSpec};
 use crate::protocol::{Few, Holder, KeyNames, LockKey, LockKeys};
 
@@ -306,7 +305,7 @@ impl Permit {
     }
 
     /// Watches the releases of each key, to which this process is subscribed until no local caller waits any more.
-    pub(crate) fn subscribe(&self, cluster: &Cluster, names: &[KeyNames]) -> Vec<Watching> {
+    pub(crate) fn subscribe(&self, cluster: &Cluster, names: &[KeyNames]) -> Vec<ReleaseWatch> {
         let places = self.places.iter().zip(names);
         let watching = places.map(|(place, name)| place.watch(cluster, name.channel()));
         watching.collect()

@@ -25,7 +25,7 @@ use crate::lock::slots::slot_at_random;
 use crate::lock::state::LockState;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::sync::{Notify, Semaphore};
-use crate::node::{Mutex, NodeFailure, ReleaseSignal, ReleaseWatch, Subscription};
+use crate::node::{Mutex, NodeFailure, ReleaseSubscription, ReleaseWatch};
 use crate::protocol::lease::{Access, Decided, OnceSpec};
 use crate::protocol::{Holder, LockKey, LockKeys};
 
@@ -58,14 +58,7 @@ pub(crate) struct Place {
     pub(super) kept: AtomicUsize,
     /// The subscription of this process to the releases of others: kept for the next callers, which wait for the permit,
     /// and known while some caller watches it.
-    pub(super) subscription: Mutex<(Option<Arc<Subscribed>>, Weak<Subscribed>)>,
-}
-
-/// The subscription to the releases of a key, at every node that publishes them.
-#[derive(Debug)]
-pub(super) struct Subscribed {
-    pub(super) signal: Arc<ReleaseSignal>,
-    pub(super) _subscriptions: Vec<Subscription>,
+    pub(super) subscription: Mutex<(Option<Arc<ReleaseSubscription>>, Weak<ReleaseSubscription>)>,
 }
 
 /// The callers that have permits of a place.
@@ -420,13 +413,6 @@ impl Drop for CountedWaiter<'_> {
 /// longer run makes other processes wait longer.
 const LOCAL_RUN: usize = 4;
 
-/// A caller's watch for the releases of a key. Keeps the subscription.
-#[derive(Debug)]
-pub(crate) struct Watching {
-    pub(crate) watch: ReleaseWatch,
-    subscribed: Arc<Subscribed>,
-}
-
 /// The processes that wait for the key of a place.
 impl Place {
     /// Sets the number of subscribers to which a node published a release.
@@ -471,22 +457,13 @@ impl Place {
     }
 
     /// Watches the releases of a lock, which are published on this channel.
-    pub(super) fn watch(&self, cluster: &Cluster, channel: &Arc<[u8]>) -> Watching {
+    pub(super) fn watch(&self, cluster: &Cluster, channel: &Arc<[u8]>) -> ReleaseWatch {
         let mut subscription = self.subscription.lock();
         let (kept, watched) = &mut *subscription;
-        let subscribed = watched.upgrade().unwrap_or_else(|| {
-            let (signal, _subscriptions) = cluster.subscribe(channel);
-            Arc::new(Subscribed {
-                signal,
-                _subscriptions,
-            })
-        });
+        let subscribed = watched.upgrade();
+        let subscribed = subscribed.unwrap_or_else(|| cluster.subscribe(channel));
         *watched = Arc::downgrade(&subscribed);
-        *kept = Some(Arc::clone(&subscribed));
-        Watching {
-            watch: ReleaseWatch::new(&subscribed.signal),
-            subscribed,
-        }
+        ReleaseWatch::new(kept.insert(subscribed))
     }
 
     /// Ends the subscription to the releases of other processes, if no caller waits here.
@@ -501,13 +478,5 @@ impl Place {
         let kept = self.subscription.lock().0.take();
         // Behind the mutex, because the nodes are told of its end, if this was the last owner.
         drop(kept);
-    }
-}
-
-impl Watching {
-    /// Returns how many other callers watch.
-    pub(crate) fn others(&self) -> usize {
-        // Beside the watches, the place has one while callers wait for the permit.
-        Arc::strong_count(&self.subscribed).saturating_sub(2)
     }
 }

@@ -306,9 +306,9 @@ mod tests {
     use crate::protocol::Quorum;
 
     use super::*;
-    use crate::node::ReleaseWatch;
     use crate::node::redis::link::Socket;
     use crate::node::redis::server::tests::server;
+    use crate::node::{ReleaseSubscription, ReleaseWatch};
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_connection_is_given_up_while_subscriptions_come_and_go() {
@@ -319,20 +319,21 @@ mod tests {
         });
         let mut task = Listener::new(&server()).task();
         task.link = Some(Link::Own(Box::new(Socket::new(Box::new(ours)))));
-        let signal = ReleaseSignal::new(Quorum::new(1).unwrap());
+        let subscription = ReleaseSubscription::new(Quorum::new(1).unwrap(), |_| None);
+        let signal = &subscription.signal;
         let lock = Arc::from(&b"k"[..]);
         task.signals
-            .insert(Arc::clone(&lock), vec![(Arc::clone(&signal), 0)]);
+            .insert(Arc::clone(&lock), vec![(Arc::clone(signal), 0)]);
         signal.set_subscribed(0, true);
         let (commands, receiver) = mpsc::unbounded_channel();
         tokio::spawn(task.run(receiver));
         for _ in 0..8 {
             sleep(KEEPALIVE / 2).await;
-            let command = |node| (Arc::clone(&lock), Arc::clone(&signal), node);
+            let command = |node| (Arc::clone(&lock), Arc::clone(signal), node);
             commands.send(command(None)).unwrap();
             sleep(KEEPALIVE / 10).await;
             commands.send(command(Some(0))).unwrap();
         }
-        assert!(!ReleaseWatch::new(&signal).is_subscribed());
+        assert!(!ReleaseWatch::new(&subscription).is_subscribed());
     }
 }
