@@ -7,9 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::lock::settings::Settings;
-use crate::node::{
-    Home, Job, Node, NodeFailure, Packet, Peers, ReleaseSubscription, VoteReceiver,
-};
+use crate::node::{Home, Job, Node, NodeFailure, Packet, ReleaseSubscription, VoteReceiver};
 use crate::protocol::Quorum;
 use crate::protocol::message::Reply;
 
@@ -46,10 +44,7 @@ impl Cluster {
         quorum: Quorum,
         settings: &Arc<Settings>,
         home: &Arc<Home>,
-        group: Option<&Arc<str>>,
     ) -> Arc<Self> {
-        let peers = Arc::new(Peers::new(quorum, group));
-        nodes.iter().for_each(|node| node.join(&peers));
         Arc::new(Self {
             names: nodes.iter().map(|node| Arc::clone(node.name())).collect(),
             nodes,

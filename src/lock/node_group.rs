@@ -13,7 +13,7 @@ use crate::lock::layout::{Group, Layout};
 use crate::lock::settings::Settings;
 #[cfg(feature = "redis")]
 use crate::node::redis::{Endpoint, Guard, Login, RedisNode, Timeouts};
-use crate::node::{EmbeddedNode, Home, Mutex, Node};
+use crate::node::{EmbeddedNode, Home, Mutex, Node, Peers};
 use crate::protocol::Quorum;
 
 /// A group of nodes, which are a quorum of their own; see
@@ -255,17 +255,13 @@ pub(super) fn layout(
     for (number, (name, group)) in all.into_iter().enumerate() {
         let is_present = number < current;
         let setting = if is_present { setting } else { "moving_to" };
-        let made = group.make(nodes, &mut names);
-        let made = made.map_err(|error| match setting {
-            "moving_to" => error.of_setting(setting),
-            _ => error,
-        })?;
-        let quorum = Quorum::new(made.len()).ok_or_else(|| {
+        let count = group.identity().len();
+        let quorum = Quorum::new(count).ok_or_else(|| {
             let value = match setting {
-                "nodes" => made.len().to_string(),
+                "nodes" => count.to_string(),
                 _ => format!("group {name}"),
             };
-            let remedy = match made.len() {
+            let remedy = match count {
                 0 => {
                     "there is no node in it; add `url`, `urls`, `pool_config`, `pool` or `embedded`"
                 }
@@ -274,7 +270,13 @@ pub(super) fn layout(
             BuildError::new(setting, value, remedy)
         })?;
         let label = is_told.then(|| Arc::clone(&name));
-        let cluster = Cluster::new(made, quorum, settings, &nodes.home, label.as_ref());
+        let peers = Arc::new(Peers::new(quorum, label.as_ref()));
+        let made = group.make(nodes, &peers, &mut names);
+        let made = made.map_err(|error| match setting {
+            "moving_to" => error.of_setting(setting),
+            _ => error,
+        })?;
+        let cluster = Cluster::new(made, quorum, settings, &nodes.home);
         groups.push(Arc::new(Group {
             name,
             label,
@@ -295,6 +297,7 @@ impl NodeGroup {
     fn make(
         &self,
         settings: &NodeSettings,
+        peers: &Arc<Peers>,
         names: &mut Vec<Arc<str>>,
     ) -> Result<Vec<Arc<dyn Node>>, BuildError> {
         let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
@@ -327,7 +330,7 @@ impl NodeGroup {
                                       and a group that stays keeps its name";
                         return Err(BuildError::new(setting, &endpoint.name, remedy));
                     }
-                    nodes.push(settings.redis_node(endpoint));
+                    nodes.push(settings.redis_node(endpoint, peers));
                 }
                 // It has no address, and is numbered.
                 #[cfg(feature = "redis")]
@@ -335,7 +338,7 @@ impl NodeGroup {
                     let name = format!("pool-{}", names.len());
                     let endpoint = Endpoint::from_pool(&name, pool.clone());
                     let endpoint = endpoint.map_err(|why| BuildError::new("pool", name, why))?;
-                    nodes.push(settings.redis_node(endpoint));
+                    nodes.push(settings.redis_node(endpoint, peers));
                 }
             }
             names.extend(nodes[made..].iter().map(|node| Arc::clone(node.name())));
@@ -346,9 +349,10 @@ impl NodeGroup {
 
 #[cfg(feature = "redis")]
 impl NodeSettings {
-    fn redis_node(&self, endpoint: Endpoint) -> Arc<dyn Node> {
+    fn redis_node(&self, endpoint: Endpoint, peers: &Arc<Peers>) -> Arc<dyn Node> {
         let (guard, home) = (Arc::clone(&self.guard), &self.home);
-        Arc::new(RedisNode::new(endpoint, self.timeouts, guard, home))
+        let node = RedisNode::new(endpoint, self.timeouts, guard, home, peers);
+        Arc::new(node)
     }
 }
 

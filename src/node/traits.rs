@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::node::job::Job;
-use crate::node::peers::Peers;
 use crate::node::release_signal::{Subscriber, Subscription};
 
 /// One independent lock server.
@@ -42,9 +41,6 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// Subscribes to the releases of a lock, until the returned subscription is dropped. Returns `None` if the node
     /// cannot publish releases.
     fn subscribe(&self, lock: &Arc<[u8]>, subscriber: Subscriber) -> Option<Subscription>;
-
-    /// Makes the node count itself among the nodes of its group. Called once, before the first job.
-    fn join(&self, _: &Arc<Peers>) {}
 
     /// Returns what is known about the node, without asking it.
     fn state(&self) -> NodeState {

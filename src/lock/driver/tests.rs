@@ -84,8 +84,7 @@ fn asking(
     let mut spec = LockSpec::clone(&state.spec);
     let dynamic = nodes.iter().map(|node| Arc::clone(node) as Arc<dyn Node>);
     let (quorum, cluster) = (Quorum::new(count).unwrap(), &spec.cluster);
-    let (settings, home) = (&cluster.settings, &cluster.home);
-    spec.cluster = Cluster::new(dynamic.collect(), quorum, settings, home, None);
+    spec.cluster = Cluster::new(dynamic.collect(), quorum, &cluster.settings, &cluster.home);
     spec.names = Namespace::default()
         .names(&LockKey::from("k").into(), |_| [0; 32])
         .unwrap();

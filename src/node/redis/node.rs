@@ -46,9 +46,10 @@ impl RedisNode {
         timeouts: Timeouts,
         guard: Arc<Guard>,
         home: &Arc<Home>,
+        peers: &Arc<Peers>,
     ) -> Self {
         let is_known = endpoint.address().is_some();
-        let server = Arc::new(RedisServer::new(endpoint, timeouts, guard, home));
+        let server = Arc::new(RedisServer::new(endpoint, timeouts, guard, home, peers));
         Self {
             listener: is_known.then(|| Listener::new(&server)),
             server,
@@ -135,10 +136,6 @@ impl Node for RedisNode {
             false => self.server.timeouts.connect,
             true => Duration::ZERO,
         }
-    }
-
-    fn join(&self, peers: &Arc<Peers>) {
-        self.server.peers.get_or_init(|| Arc::clone(peers));
     }
 
     fn state(&self) -> NodeState {

@@ -19,8 +19,8 @@
 //! one lane.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -52,8 +52,8 @@ pub(super) struct RedisServer {
     is_open: AtomicBool,
     /// Whether anything is known. Before, requests wait for the first connection.
     is_tried: AtomicBool,
-    /// The nodes of its group. Set before the first request.
-    pub(super) peers: OnceLock<Arc<Peers>>,
+    /// The nodes of its group.
+    peers: Arc<Peers>,
     /// Whether the missing permission to publish releases has been logged.
     has_warned: AtomicBool,
 }
@@ -83,6 +83,7 @@ impl RedisServer {
         timeouts: Timeouts,
         guard: Arc<Guard>,
         home: &Arc<Home>,
+        peers: &Arc<Peers>,
     ) -> Self {
         Self {
             name: endpoint.name,
@@ -94,14 +95,14 @@ impl RedisServer {
             known: Mutex::default(),
             is_open: AtomicBool::new(true),
             is_tried: AtomicBool::new(false),
-            peers: OnceLock::new(),
+            peers: Arc::clone(peers),
             has_warned: AtomicBool::new(false),
         }
     }
 
     /// Returns the name of its group, if that is one of several.
     pub(super) fn group(&self) -> Option<&Arc<str>> {
-        self.peers.get()?.group.as_ref()
+        self.peers.group.as_ref()
     }
 
     /// Returns whether requests are sent at once: the server answers and may vote, or has not been tried. Read before what
@@ -244,7 +245,7 @@ impl RedisServer {
         });
         telemetry::node_up(&self.name, self.group(), false);
         if !was_down {
-            let (node, effect) = (&*self.name, self.effect());
+            let (node, effect) = (&*self.name, self.peers.effect());
             tracing::warn!(node, %why, "redlock node is down; {effect}");
         }
     }
@@ -273,17 +274,11 @@ impl RedisServer {
         // and read nothing else that depends on it; a stale one costs a request that fails, or one that a lane refuses
         // although its server is back.
         let was_open = self.is_open.swap(is_open, Ordering::Relaxed);
-        if let Some(peers) = self.peers.get().filter(|_| is_open != was_open) {
-            peers.count(is_open);
+        if is_open != was_open {
+            self.peers.count(is_open);
         }
         self.is_tried.store(is_tried, Ordering::Relaxed);
         changed
-    }
-
-    /// Returns what a server that does not vote means for locks.
-    fn effect(&self) -> String {
-        let peers = self.peers.get();
-        peers.map(|peers| peers.effect()).unwrap_or_default()
     }
 
     /// Passes the number of subscribers that a release was published to on to its vote. Logs once if the server's

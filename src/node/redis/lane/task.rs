@@ -96,16 +96,6 @@ impl Lane {
             }
             let Some(job) = self.accept(job, failure.as_ref(), now) else {
                 continue;
-            }
-            let job = match &failure {
-                Some(failure) => match job.despite(failure) {
-                    Ok(job) => job,
-                    Err(job) => {
-                        self.finish(job, Err(failure.clone()));
-                        continue;
-                    }
-                },
-                None => job,
             };
             if may_send {
                 // Also to a silent server: the acquisition is ahead of its release on this connection.

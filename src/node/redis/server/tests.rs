@@ -27,14 +27,13 @@ pub(in super::super) fn server() -> Arc<RedisServer> {
         timeouts,
         Guard::new(Duration::ZERO, None),
         &Arc::default(),
+        &Arc::new(Peers::new(Quorum::new(3).unwrap(), None)),
     ))
 }
 
 #[tokio::test]
 async fn a_server_that_stays_down_or_up_is_counted_once() {
-    let peers = Arc::new(Peers::new(Quorum::new(3).unwrap(), None));
     let server = server();
-    server.peers.get_or_init(|| Arc::clone(&peers));
     let up = || server.set_up();
     let down = || server.set_down(&"Connection refused".into());
     let quarantined = || server.set_quarantined(Duration::ZERO);
@@ -49,7 +48,7 @@ async fn a_server_that_stays_down_or_up_is_counted_once() {
     ];
     for (report, voting) in steps {
         report();
-        let effect = server.effect();
+        let effect = server.peers.effect();
         assert!(
             effect.contains(&format!("({voting} of 3 vote)")),
             "{effect}"
