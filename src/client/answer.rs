@@ -1,15 +1,13 @@
 //! What a response says about its request: executed for good, refused, or not known yet.
 
-use std::future::poll_fn;
 use std::mem;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Body;
+use http_body_util::BodyExt;
 use httpdate::parse_http_date;
 use serde_json::Value;
 
@@ -50,8 +48,7 @@ where
             let is_problem = media_type(headers).eq_ignore_ascii_case(PROBLEM);
             // Whatever it is, it may be kept while the request is sent again, and must not keep its connection.
             if is_invited || is_problem {
-                let body = response.body_mut();
-                poll_fn(|context| body.poll_read(MAX_PROBLEM, context)).await;
+                response.body_mut().read(MAX_PROBLEM).await;
             }
             let code = is_problem.then(|| code(response.body())).flatten();
             match code.as_deref() {
@@ -121,16 +118,18 @@ impl<B: Body<Data = Bytes> + Unpin> ReadBody<B> {
     }
 
     /// Reads until the end, an error, or more than `limit` bytes. A body that says that it is longer is not begun.
-    pub(super) fn poll_read(&mut self, limit: u64, context: &mut Context<'_>) -> Poll<()> {
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point: what was read is kept.
+    pub(super) async fn read(&mut self, limit: u64) {
         let read = &mut self.bytes;
         while let Some(rest) = &mut self.rest
             && rest.size_hint().lower().saturating_add(read.len() as u64) <= limit
         {
-            match ready!(Pin::new(rest).poll_frame(context)) {
+            match rest.frame().await {
                 None => self.rest = None,
-                Some(Err(error)) => {
-                    (self.rest, self.error) = (None, Some(error));
-                }
+                Some(Err(error)) => (self.rest, self.error) = (None, Some(error)),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) if read.is_empty() => *read = data,
                     Ok(data) => {
@@ -142,7 +141,6 @@ impl<B: Body<Data = Bytes> + Unpin> ReadBody<B> {
                 },
             }
         }
-        Poll::Ready(())
     }
 }
 

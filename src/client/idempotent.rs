@@ -33,14 +33,13 @@ use crate::node::unguessable;
 /// the header as the promise that a request may be sent again after a lost connection.
 #[derive(Debug, Clone, Default)]
 #[must_use = "a layer does nothing until it is applied"]
-pub struct IdempotentLayer {
-    _private: (),
-}
+#[non_exhaustive]
+pub struct IdempotentLayer;
 
 impl IdempotentLayer {
     /// Creates a layer.
     pub fn new() -> Self {
-        Self::default()
+        Self
     }
 }
 

@@ -39,7 +39,7 @@ use crate::protocol::Retry;
 /// for its next frame is sent once, and a warning in the log says so if it would have to be sent again.
 ///
 /// A response is passed on when its head arrives. If its body breaks off later, the call is not repeated.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct RetryLockedLayer {
     config: Arc<Config>,
@@ -48,15 +48,7 @@ pub struct RetryLockedLayer {
 impl RetryLockedLayer {
     /// Creates a layer with the default settings.
     pub fn new() -> Self {
-        Self {
-            config: Arc::new(Config {
-                attempts: 10,
-                deadline: Duration::from_secs(30),
-                backoff: Retry::new(Duration::from_millis(100), Duration::from_secs(5)),
-                max_body: 2 * 1024 * 1024,
-                on_attempt: Arc::new(|_| ()),
-            }),
-        }
+        Self::default()
     }
 
     /// Sets how often a request is sent at most. Default: 10. Zero counts as one.
@@ -102,12 +94,6 @@ impl RetryLockedLayer {
     fn with(mut self, set: impl FnOnce(&mut Config)) -> Self {
         set(Arc::make_mut(&mut self.config));
         self
-    }
-}
-
-impl Default for RetryLockedLayer {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

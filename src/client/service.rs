@@ -1,13 +1,12 @@
 //! The service: sends a request, and again while that is safe and can succeed.
 
 use std::fmt::Debug;
-use std::future::poll_fn;
 use std::mem;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -61,6 +60,18 @@ pub(super) struct Config {
     pub(super) on_attempt: Arc<dyn Fn(&Attempt) + Send + Sync>,
 }
 
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            attempts: 10,
+            deadline: Duration::from_secs(30),
+            backoff: Retry::new(Duration::from_millis(100), Duration::from_secs(5)),
+            max_body: 2 * 1024 * 1024,
+            on_attempt: Arc::new(|_| ()),
+        }
+    }
+}
+
 /// Middleware that sends a request again when that is safe and can succeed.
 ///
 /// Created by [`RetryLockedLayer`](crate::client::RetryLockedLayer), which tells when.
@@ -108,7 +119,7 @@ where
     let (parts, body) = request.into_parts();
     let mut body = ReadBody::unread(body);
     // Without waiting: the next frame of a stream may depend on the response, as in a call of gRPC with streams.
-    poll_fn(|context| Poll::Ready(body.poll_read(config.max_body, context).is_ready())).await;
+    body.read(config.max_body).now_or_never();
     let original = body.copy();
     let mut request = Request::from_parts(parts.clone(), body);
     // The latest result that leaves it open whether the call was executed.

@@ -459,30 +459,25 @@ async fn body_that_is_there_without_waiting_is_sent_again_and_another_is_sent_on
 #[tokio::test]
 async fn body_that_was_begun_keeps_its_frames_its_size_and_its_error() {
     let exact_size = |body: &ReadBody<_>| body.size_hint().exact();
-    let poll = async |body: &mut ReadBody<_>, limit| {
-        std::future::poll_fn(|context| {
-            std::task::Poll::Ready(body.poll_read(limit, context).is_ready())
-        })
-        .await
-    };
     let mut body = ReadBody::unread(Full::from("amount=5"));
     assert_eq!(exact_size(&body), Some(8));
-    assert!(poll(&mut body, 7).await && body.copy().is_none());
-    assert!(poll(&mut body, 8).await);
+    body.read(7).await;
+    assert!(body.copy().is_none());
+    body.read(8).await;
     assert_eq!(exact_size(&body), Some(8));
     assert!(!body.is_end_stream());
     let copied = body.copy().unwrap().collect().await.unwrap();
     assert_eq!(copied.to_bytes(), "amount=5");
 
     let mut body = ReadBody::unread(pieces(false));
-    assert!(std::future::poll_fn(|context| body.poll_read(100, context).map(|()| true)).await);
+    body.read(100).await;
     let copied = body.copy().unwrap().collect().await.unwrap();
     assert_eq!(copied.trailers().unwrap()["x-sum"], "5");
     assert_eq!(body.size_hint().lower(), 8);
 
     let frames = [Ok(Frame::data(Bytes::from("amo"))), Err("cut")];
     let mut body = ReadBody::unread(StreamBody::new(stream::iter(frames)));
-    std::future::poll_fn(|context| body.poll_read(100, context)).await;
+    body.read(100).await;
     assert!(body.copy().is_none() && !body.is_end_stream());
     let first = body.frame().await.unwrap().unwrap();
     assert_eq!(first.into_data().unwrap(), "amo");
