@@ -23,13 +23,14 @@
 //! asks the nodes itself, after the time of one attempt.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::error::LockError;
 use crate::lock::layout::Group;
-use crate::lock::queue::{CountedWaiter, Occupancy, Permit, PlaceState, Wait, permits};
+use crate::lock::queue::{Occupancy, Permit, PlaceState, Wait, permits};
 use crate::lock::registry::DrainStage;
 use crate::lock::state::{LockSpec, LockState};
 
@@ -71,7 +72,7 @@ impl Group {
         let is_execution = spec.lease.once.is_some();
         // Of those that fail from now on, one may have asked for the same.
         let failures = place.failures();
-        let _waiting = CountedWaiter::new(place);
+        let _waiting = Arc::clone(&place.waiter);
         // Who comes later would wait for the attempt of the first as well.
         let is_first = !place.has_other_waiters();
         let mut acquiring = pin!(place.permits.acquire_many(permits(access)));

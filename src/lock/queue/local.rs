@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::queue::place::{
-    CallerStage, CountedWaiter, Failed, Memo, Occupancy, PERMITS, Place, PlaceState, permits,
+    CallerStage, Failed, Memo, Occupancy, PERMITS, Place, PlaceState, permits,
 };
 use crate::lock::state::LockState;
 use crate::node::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -179,7 +179,7 @@ impl Permit {
         let mut rounds = 0;
         while let Some(busy) = self.next_busy(&mut rounds) {
             let place = self.place(busy);
-            let waiting = CountedWaiter::new(place);
+            let waiting = Arc::clone(&place.waiter);
             let acquired = place.permits.acquire_many(permits(self.access)).await;
             drop(waiting);
             // The semaphore is never closed.

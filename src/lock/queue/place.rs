@@ -43,10 +43,10 @@ pub(crate) struct Place {
     // before it is on the list, and gives them back when it is off it. So who finds the list empty, but no permit, knows
     // that a caller is about to ask the nodes.
     pub(crate) permits: Semaphore,
-    // A caller counts itself before it queues at the semaphore, and until it has its permits or goes away. So who gives
-    // permits back and finds no waiter leaves none behind that was in the queue before.
-    /// The number of callers that wait for the permit.
-    waiting: AtomicUsize,
+    // A caller has one before it queues at the semaphore, and until it has its permits or goes away. So who gives permits back
+    // and finds no waiter leaves none behind that was in the queue before.
+    /// Each caller that waits for the permit has a clone.
+    pub(crate) waiter: Arc<()>,
     pub(super) callers: Mutex<Callers>,
     /// Notified when a caller got its permits, its refusal, or its lock.
     pub(crate) changed: Notify,
@@ -135,16 +135,12 @@ pub(crate) enum Occupancy {
     Held,
 }
 
-/// Counts a caller as waiting for as long as it lives: from before the caller enters the semaphore until after it has left,
-/// so that each caller in the semaphore's queue is counted.
-pub(crate) struct CountedWaiter<'a>(&'a Place);
-
 impl Place {
     pub(super) fn new(key: (LockKey, Option<usize>)) -> Self {
         Self {
             key,
             permits: Semaphore::new(PERMITS as usize),
-            waiting: AtomicUsize::new(0),
+            waiter: Arc::default(),
             callers: Mutex::new(Callers {
                 // Most have one at a time.
                 admitted: Vec::with_capacity(1),
@@ -159,9 +155,9 @@ impl Place {
     }
 
     pub(super) fn is_waited_for(&self) -> bool {
-        // Relaxed here and below: a hint, on which no other data depend. A waiter that comes just after this look finds the
-        // permit free, or asks the nodes like any other.
-        self.waiting.load(Ordering::Relaxed) > 0
+        // A hint, on which no other data depend, as below. A waiter that comes just after this look finds the permit free, or
+        // asks the nodes like any other.
+        Arc::strong_count(&self.waiter) > 1
     }
 
     /// Returns how many callers hold a lock.
@@ -172,7 +168,7 @@ impl Place {
 
     /// Returns whether another caller waits for the permit, beside this one, which waits.
     pub(crate) fn has_other_waiters(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 1
+        Arc::strong_count(&self.waiter) > 2
     }
 
     pub(super) fn has(&self, caller: u64) -> bool {
@@ -291,9 +287,9 @@ impl Place {
     pub(super) fn is_held_by(&self, task: Option<task::Id>) -> bool {
         let callers = self.callers.lock();
         let mut admitted = callers.admitted.iter();
-        admitted.any(|one| match &one.stage {
-            CallerStage::Holds(lease) => one.task == task && !lease.is_ending(),
-            CallerStage::Asks | CallerStage::Refused { .. } => false,
+        admitted.any(|one| {
+            let holds = matches!(&one.stage, CallerStage::Holds(lease) if !lease.is_ending());
+            holds && one.task == task
         })
     }
 
@@ -391,19 +387,6 @@ pub(crate) fn permits(access: Access) -> u32 {
         Access::Shared => 1,
         // So that exactly so many fit.
         Access::Slot(count) => PERMITS / u32::try_from(count).unwrap_or(PERMITS).max(1),
-    }
-}
-
-impl<'a> CountedWaiter<'a> {
-    pub(crate) fn new(place: &'a Place) -> Self {
-        place.waiting.fetch_add(1, Ordering::Relaxed);
-        Self(place)
-    }
-}
-
-impl Drop for CountedWaiter<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
