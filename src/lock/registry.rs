@@ -29,8 +29,8 @@ use crate::protocol::{FencingToken, Holder, LockKeys};
 #[derive(Debug)]
 pub(crate) struct Registry {
     leases: Mutex<Leases>,
-    /// Notified when the last task ends.
-    emptied: Notify,
+    /// Each running task has a receiver.
+    running: watch::Sender<()>,
     /// Notified when the keeper must look earlier than it is about to, or is not needed any more.
     sooner: Arc<Notify>,
     stage: watch::Sender<DrainStage>,
@@ -94,11 +94,6 @@ pub(crate) struct UnsettledRelease {
 }
 
 impl Leases {
-    /// Returns whether no task is running.
-    fn is_empty(&self) -> bool {
-        self.unused.len() == self.held.len()
-    }
-
     fn held(&self) -> impl Iterator<Item = &Held> {
         self.held.iter().flatten()
     }
@@ -168,6 +163,8 @@ pub(crate) enum DrainStage {
 pub(crate) struct Ticket {
     registry: Arc<Registry>,
     id: usize,
+    /// Dropped last, after which a drain need not wait for it.
+    _running: watch::Receiver<()>,
 }
 
 /// Report of [`Redlock::drain`](crate::Redlock::drain).
@@ -234,7 +231,7 @@ impl Registry {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             leases: Mutex::default(),
-            emptied: Notify::new(),
+            running: watch::Sender::default(),
             sooner: Arc::default(),
             stage: watch::Sender::new(DrainStage::Open),
             has_warned: AtomicBool::new(false),
@@ -271,6 +268,7 @@ impl Registry {
         Some(Ticket {
             registry: Arc::clone(self),
             id,
+            _running: self.running.subscribe(),
         })
     }
 
@@ -283,8 +281,8 @@ impl Registry {
             leases.is_draining = true;
             leases.released = 0;
         }
-        let in_time = tokio::time::timeout(timeout, self.emptied()).await.is_ok();
-        if !in_time {
+        let ended = tokio::time::timeout(timeout, self.running.closed()).await;
+        if ended.is_err() {
             self.advance(DrainStage::TimedOut);
         }
         let (mut leases, now) = (self.leases.lock(), Instant::now());
@@ -363,17 +361,6 @@ impl Registry {
                 };
                 home.spawn(keeper.keep());
             }
-        }
-    }
-
-    async fn emptied(&self) {
-        loop {
-            // Created before the check, so that no notification is missed.
-            let emptied = self.emptied.notified();
-            if self.leases.lock().is_empty() {
-                return;
-            }
-            emptied.await;
         }
     }
 
@@ -466,10 +453,6 @@ impl Drop for Ticket {
         let mut leases = self.registry.leases.lock();
         let released = leases.set_released(self.id);
         leases.unused.push(self.id);
-        // The drain has asked to be notified before it looks under the mutex, so it either finds no task or hears this.
-        if leases.is_draining && leases.is_empty() {
-            self.registry.emptied.notify_waiters();
-        }
         drop(leases);
         drop(released);
     }
