@@ -13,17 +13,10 @@ use tokio::time::Instant;
 use crate::node::Mutex;
 use crate::node::telemetry::{LockLabels, UNNAMED};
 
-/// The labels that have been registered.
-struct Registered {
-    /// The kinds of resources, each with whether acquisitions of it may find a record.
-    resources: BTreeMap<&'static str, bool>,
-    groups: BTreeSet<Arc<str>>,
-}
-
-static REGISTERED: Mutex<Registered> = Mutex::new(Registered {
-    resources: BTreeMap::new(),
-    groups: BTreeSet::new(),
-});
+/// The kinds of resources that have been registered, each with whether acquisitions of it may find a record.
+static RESOURCES: Mutex<BTreeMap<&'static str, bool>> = Mutex::new(BTreeMap::new());
+/// The groups that have been registered.
+static GROUPS: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
 
 /// Describes the metrics to the recorder, and registers those without a resource. The groups of a lock service have
 /// names if there are several.
@@ -45,12 +38,13 @@ pub(crate) fn describe<'a>(groups: impl Iterator<Item = &'a Arc<str>>) {
     }
     gauge!(HELD).increment(0.0);
     gauge!(WAITERS).increment(0.0);
-    let (resources, added) = {
-        let registered = &mut *REGISTERED.lock();
-        let added = groups.filter(|group| registered.groups.insert(Arc::clone(group)));
-        let added: Vec<_> = added.collect();
-        (registered.resources.clone(), added)
+    let added: Vec<_> = {
+        let mut known = GROUPS.lock();
+        let added = groups.filter(|group| known.insert(Arc::clone(group)));
+        added.collect()
     };
+    // Of a group and a resource that are registered at once, the one that comes last meets the other here.
+    let resources = RESOURCES.lock().clone();
     for (resource, has_records) in resources {
         for group in &added {
             register_in(resource, has_records, Some(group));
@@ -62,11 +56,8 @@ pub(crate) fn describe<'a>(groups: impl Iterator<Item = &'a Arc<str>>) {
 /// Registers the metrics of a kind of resource, so that they can be seen before anything has been counted.
 pub(crate) fn register(resource: &'static str, has_records: bool) {
     counter!(UNPROTECTED_TOTAL, "resource" => resource).increment(0);
-    let groups = {
-        let registered = &mut *REGISTERED.lock();
-        *registered.resources.entry(resource).or_default() |= has_records;
-        registered.groups.clone()
-    };
+    *RESOURCES.lock().entry(resource).or_default() |= has_records;
+    let groups = GROUPS.lock().clone();
     let groups = iter::once(None).chain(groups.iter().map(Some));
     groups.for_each(|group| register_in(resource, has_records, group));
 }
