@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_redis::redis::{Pipeline, Value};
+use deadpool_redis::redis::Pipeline;
 use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
@@ -42,8 +42,6 @@ pub(super) struct Lane {
     /// The number of attempts since then.
     pub(super) attempts: u32,
     pub(super) calls: Calls,
-    /// The replies that have arrived.
-    pub(super) replies: Vec<Value>,
     /// Jobs that wait for a connection.
     pub(super) parked: VecDeque<Job>,
     /// Releases that the server refused for a temporary reason. A server that is busy with a script, must not write, or
@@ -111,7 +109,6 @@ impl Lane {
             last_took: None,
             attempts: 0,
             calls: Calls::new(),
-            replies: Vec::new(),
             parked: VecDeque::new(),
             refused: VecDeque::new(),
             refused_due: None,

@@ -42,7 +42,8 @@ impl Lane {
         let mut is_open = true;
         // One timer, which may fire too early: resetting it for every reply costs more than that.
         let mut timer = Box::pin(sleep_until(self.next_timer()));
-        let mut jobs = VecDeque::new();
+        // Kept for their room.
+        let (mut replies, mut jobs) = (Vec::new(), VecDeque::new());
         while is_open || self.has_release() {
             if !self.server.is_open() {
                 self.server.set_asked_at(self.knows_more_at());
@@ -55,8 +56,8 @@ impl Lane {
             tokio::select! {
                 biased;
                 replied = poll_fn(|context| {
-                    poll_replies(&mut self.live, context, &mut self.replies)
-                }) => self.on_replied(replied),
+                    poll_replies(&mut self.live, context, &mut replies)
+                }) => self.on_replied(replies.drain(..), replied),
                 attempted = poll_fn(|context| match &mut self.next {
                     Next::Connecting(opening, _) => opening.as_mut().poll(context),
                     _ => Poll::Pending,
@@ -113,11 +114,14 @@ impl Lane {
     }
 
     /// Handles the replies that have arrived, behind which the connection may be lost.
-    fn on_replied(&mut self, mut replied: Result<(), Arc<str>>) {
+    fn on_replied(
+        &mut self,
+        replies: impl IntoIterator<Item = Value>,
+        mut replied: Result<(), Arc<str>>,
+    ) {
         let now = Instant::now();
         let (mut forgot_scripts, mut forgot_all) = (false, false);
-        let mut replies = std::mem::take(&mut self.replies);
-        for mut reply in replies.drain(..) {
+        for mut reply in replies {
             // Replies come in the order of the calls, so each belongs to the oldest one.
             let Some(call) = self.calls.pop() else {
                 replied = Err("the server sent a reply without a request".into());
@@ -151,7 +155,6 @@ impl Lane {
                 }
             }
         }
-        self.replies = replies;
         if let Err(why) = replied {
             return self.on_lost(&why);
         }
