@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool::managed::{Object, PoolError, WeakPool};
+use deadpool::managed::{Object, PoolError};
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::field::Empty;
 use tracing::trace_span;
@@ -22,7 +22,7 @@ use crate::node::home::Home;
 use crate::node::job::Job;
 use crate::node::peers::Peers;
 use crate::node::redis::decode::decode;
-use crate::node::redis::endpoint::{Connector, Endpoint};
+use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
 use crate::node::redis::lane;
 use crate::node::redis::listener::Listener;
@@ -119,10 +119,20 @@ impl Node for RedisNode {
         }
         let server = Arc::clone(&self.server);
         self.server.home.spawn(async move {
-            read(&server, job).await;
+            let began = Instant::now();
+            let outcome = timeout_at(job.useful_until, read(&server, &job)).await;
+            let late = |_| {
+                let (node, after) = (Arc::clone(&server.name), began.elapsed());
+                Err(NodeFailure::TimedOut { node, after })
+            };
+            job.sender.send(outcome.unwrap_or_else(late));
             let pool = server.pool.weak();
             drop(server);
-            close_idle(pool).await;
+            // Closes the connections that are not used meanwhile.
+            sleep(MAX_IDLE).await;
+            if let Some(pool) = pool.upgrade() {
+                pool.retain(|_, metrics| metrics.last_used() < MAX_IDLE);
+            }
         });
     }
 
@@ -144,25 +154,7 @@ impl Node for RedisNode {
 }
 
 /// Executes one job, which reads a record.
-async fn read(server: &RedisServer, job: Job) {
-    let began = Instant::now();
-    let outcome = timeout_at(job.useful_until, try_read(server, &job)).await;
-    let late = || NodeFailure::TimedOut {
-        node: Arc::clone(&server.name),
-        after: began.elapsed(),
-    };
-    job.sender.send(outcome.unwrap_or_else(|_| Err(late())));
-}
-
-/// Waits for a while, and closes the connections that were not used meanwhile.
-async fn close_idle(pool: WeakPool<Connector>) {
-    sleep(MAX_IDLE).await;
-    if let Some(pool) = pool.upgrade() {
-        pool.retain(|_, metrics| metrics.last_used() < MAX_IDLE);
-    }
-}
-
-async fn try_read(server: &RedisServer, job: &Job) -> Result<Reply, NodeFailure> {
+async fn read(server: &RedisServer, job: &Job) -> Result<Reply, NodeFailure> {
     loop {
         let pooled = server.pool.get().await;
         let mut link = pooled.map_err(|error| match error {
