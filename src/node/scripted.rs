@@ -190,8 +190,8 @@ struct Script {
 #[derive(Debug)]
 pub(crate) struct ScriptedLane {
     node: Arc<ScriptedNode>,
-    /// Delivers jobs in order, after the first slow one.
-    wire: Mutex<Option<mpsc::UnboundedSender<(Instant, Job)>>>,
+    /// Delivers jobs in order, after the first slow one. Closed before.
+    wire: Mutex<mpsc::UnboundedSender<(Instant, Job)>>,
 }
 
 impl ScriptedNode {
@@ -213,7 +213,7 @@ impl ScriptedLane {
     pub(crate) fn to(node: &Arc<ScriptedNode>) -> Self {
         Self {
             node: Arc::clone(node),
-            wire: Mutex::default(),
+            wire: Mutex::new(mpsc::unbounded_channel().0),
         }
     }
 
@@ -221,13 +221,11 @@ impl ScriptedLane {
     fn post(&self, delay: Duration, job: Job) {
         let arrives = Instant::now() + delay;
         let mut wire = self.wire.lock();
-        let job = match &*wire {
-            Some(wire) => match wire.send((arrives, job)) {
-                Ok(()) => return,
-                Err(mpsc::error::SendError((_, job))) => job,
-            },
-            None if delay.is_zero() => return self.node.store.submit(job),
-            None => job,
+        if delay.is_zero() && wire.is_closed() {
+            return self.node.store.submit(job);
+        }
+        let Err(mpsc::error::SendError(first)) = wire.send((arrives, job)) else {
+            return;
         };
         let (sender, mut jobs) = mpsc::unbounded_channel::<(Instant, Job)>();
         let store = Arc::clone(&self.node.store);
@@ -237,8 +235,8 @@ impl ScriptedLane {
                 store.submit(job);
             }
         });
-        drop(sender.send((arrives, job)));
-        *wire = Some(sender);
+        drop(sender.send(first));
+        *wire = sender;
     }
 }
 

@@ -36,10 +36,10 @@ use crate::node::release_signal::{ReleaseSignal, Subscriber, Subscription};
 /// Subscribes to releases at one server.
 pub(super) struct Listener {
     server: Arc<RedisServer>,
-    /// The channel to the task, once there is one. It has no bound of its own, because a command must not be lost. Its
+    /// The channel to the task, which is closed while there is none. It has no bound of its own, because a command must not be lost. Its
     /// senders bound it: lease tasks of the same home, which rest when the listener rests. Each subscribes after an
     /// attempt that the lanes have answered, and unsubscribes once for that.
-    commands: Mutex<Option<mpsc::UnboundedSender<ListenerCommand>>>,
+    commands: Mutex<mpsc::UnboundedSender<ListenerCommand>>,
 }
 
 /// A lock, a signal to subscribe to it or to unsubscribe, and to subscribe the number of this server to the signal.
@@ -77,7 +77,7 @@ impl Listener {
     pub(super) fn new(server: &Arc<RedisServer>) -> Arc<Self> {
         Arc::new(Self {
             server: Arc::clone(server),
-            commands: Mutex::default(),
+            commands: Mutex::new(mpsc::unbounded_channel().0),
         })
     }
 
@@ -94,19 +94,13 @@ impl Listener {
 
     fn send(&self, command: ListenerCommand) {
         let mut commands = self.commands.lock();
-        let command = match &*commands {
-            Some(commands) => match commands.send(command) {
-                Ok(()) => return,
-                // The home of the task has ended.
-                Err(mpsc::error::SendError(command)) => command,
-            },
-            None => command,
-        };
-        // A subscription that ended with the task needs no new one.
-        if command.2.is_some() {
+        // Otherwise there is no task yet, or its home has ended. A subscription that ended with a task needs no new one.
+        if let Err(mpsc::error::SendError(command)) = commands.send(command)
+            && command.2.is_some()
+        {
             let (sender, receiver) = mpsc::unbounded_channel();
             drop(sender.send(command));
-            *commands = Some(sender);
+            *commands = sender;
             drop(commands);
             self.server.home.spawn(self.task().run(receiver));
         }
