@@ -62,10 +62,10 @@ impl Cluster {
     }
 
     /// Sends all nodes the same request, as [`ask`](Self::ask) does.
-    pub(crate) async fn ask_all(&self, packet: Arc<Packet>) -> Vec<Option<Asked>> {
+    pub(crate) async fn ask_all(&self, packet: Arc<Packet>) -> Vec<Asked> {
         let nodes = 0..self.nodes.len();
-        self.ask(nodes.map(|node| (node, Arc::clone(&packet))))
-            .await
+        let asked = self.ask(nodes.map(|node| (node, Arc::clone(&packet))));
+        asked.await.into_iter().flatten().collect()
     }
 
     /// Sends some nodes a request each, and waits until all have answered or are overdue. The outcomes are in the order of
@@ -127,7 +127,7 @@ impl Cluster {
                     Err(NodeFailure::TimedOut { .. } | NodeFailure::Disconnected { .. })
                 )
             };
-            if asked.iter().flatten().all(is_over) {
+            if asked.iter().all(is_over) {
                 return;
             }
         }

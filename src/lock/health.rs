@@ -167,20 +167,16 @@ pub(super) async fn check_group(group: &Group) -> GroupHealth {
     let cluster = &group.cluster;
     let found = cluster.ask_all(Packet::ping()).await;
     let nodes = cluster.nodes.iter().zip(found).map(|(node, found)| {
-        let latency = found.as_ref().map(|asked| asked.latency);
-        let (state, latency) = match found.map(|asked| asked.outcome) {
-            Some(Ok(_)) => (NodeState::Up, latency),
-            // A node that keeps no state of its own, such as a simulated one, says so in its answer.
-            Some(Err(NodeFailure::Quarantined { left, .. })) => {
-                (NodeState::Quarantined { left }, None)
-            }
-            Some(Err(failure)) => (unreachable(node.state(), failure.to_string().into()), None),
-            None => (node.state(), None),
-        };
+        let is_up = found.outcome.is_ok();
         NodeHealth {
             node: Arc::clone(node.name()),
-            state,
-            latency,
+            state: match found.outcome {
+                Ok(_) => NodeState::Up,
+                // A node that keeps no state of its own, such as a simulated one, says so in its answer.
+                Err(NodeFailure::Quarantined { left, .. }) => NodeState::Quarantined { left },
+                Err(failure) => unreachable(node.state(), failure.to_string().into()),
+            },
+            latency: is_up.then_some(found.latency),
         }
     });
     GroupHealth {

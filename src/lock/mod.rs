@@ -71,7 +71,7 @@ pub use settings::RestartGuard;
 pub use traces::Traces;
 
 pub(crate) use backoff::AcquireError;
-pub(crate) use cluster::{Asked, Cluster};
+pub(crate) use cluster::Cluster;
 pub(crate) use driver::LockTask;
 pub(crate) use guard::RequestShare;
 pub(crate) use layout::{Core, Group, ReadReceiver};

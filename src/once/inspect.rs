@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 
-use crate::lock::{Asked, Cluster, Group, LockError, Redlock};
+use crate::lock::{Cluster, Group, LockError, Redlock};
 use crate::node::{NodeFailure, Packet, sha256, unguessable};
 use crate::protocol::message::{Command, KeyState, Op, Reply, Seen};
 use crate::protocol::{FencingToken, Holder, KeyNames, LockKey, OwnerToken};
@@ -342,19 +342,16 @@ async fn see(
     cluster: &Cluster,
     names: &Arc<[KeyNames]>,
 ) -> Vec<Result<(Seen, Duration), NodeFailure>> {
-    let asked = cluster.ask_all(request(names, Op::Inspect, false));
-    let asked = asked.await.into_iter().enumerate();
-    let seen = |(number, asked): (usize, Option<Asked>)| {
-        let unanswered = || NodeFailure::Unanswered {
-            node: Arc::clone(&cluster.names[number]),
-        };
-        let Asked { outcome, latency } = asked.ok_or_else(unanswered)?;
-        match outcome? {
-            Reply::Seen(seen) => Ok((*seen, latency)),
-            _ => Err(NodeFailure::refused(&cluster.names[number], UNEXPECTED)),
-        }
-    };
-    asked.map(seen).collect()
+    let asked = cluster.ask_all(request(names, Op::Inspect, false)).await;
+    let seen = cluster
+        .names
+        .iter()
+        .zip(asked)
+        .map(|(node, asked)| match asked.outcome? {
+            Reply::Seen(seen) => Ok((*seen, asked.latency)),
+            _ => Err(NodeFailure::refused(node, UNEXPECTED)),
+        });
+    seen.collect()
 }
 
 /// Returns all the names that belong to a key.

@@ -300,7 +300,7 @@ impl ExecuteOnce {
     async fn expires_in(&self, group: &Group, record: &Record) -> Option<Duration> {
         let names = names(&group.cluster, &self.key).ok()?;
         let asked = group.cluster.ask_all(request(&names, Op::Look, false));
-        let replies = asked.await.into_iter().flatten();
+        let replies = asked.await.into_iter();
         let left = replies.filter_map(|asked| match asked.outcome {
             Ok(Reply::Done {
                 record: found,
