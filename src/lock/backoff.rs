@@ -86,10 +86,7 @@ impl From<LockError> for AcquireError {
 impl AcquireError {
     /// Returns the error for the caller of a plain lock, for whom nothing else decides.
     pub(crate) fn into_lock_error(self) -> LockError {
-        match self {
-            Self::Failed(error) => error,
-            error => error.for_others().unwrap_or(LockError::Closed),
-        }
+        self.for_others().unwrap_or(LockError::Closed)
     }
 
     /// Returns the error that callers behind this one in the queue may get too.
