@@ -12,7 +12,7 @@ use crate::lock::error::without_credentials;
 use crate::lock::layout::{Group, Layout};
 use crate::lock::settings::Settings;
 #[cfg(feature = "redis")]
-use crate::node::redis::{Endpoint, Guard, Login, RedisNode, Timeouts};
+use crate::node::redis::{Endpoint, Guard, Login, RedisNode, RedisServer, Timeouts};
 use crate::node::{EmbeddedNode, Home, Mutex, Node, Peers};
 use crate::protocol::Quorum;
 
@@ -351,8 +351,8 @@ impl NodeGroup {
 impl NodeSettings {
     fn redis_node(&self, endpoint: Endpoint, peers: &Arc<Peers>) -> Arc<dyn Node> {
         let (guard, home) = (Arc::clone(&self.guard), &self.home);
-        let node = RedisNode::new(endpoint, self.timeouts, guard, home, peers);
-        Arc::new(node)
+        let server = RedisServer::new(endpoint, self.timeouts, guard, home, peers);
+        Arc::new(RedisNode::new(server))
     }
 }
 

@@ -28,5 +28,5 @@ pub use credentials::{Credentials, CredentialsProvider};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use guard::Guard;
 pub(crate) use node::RedisNode;
-pub(crate) use server::Timeouts;
+pub(crate) use server::{RedisServer, Timeouts};
 pub(super) use table::{EncodedCommand, GenerationCheck, Operation};

@@ -18,15 +18,12 @@ use tracing::field::Empty;
 use tracing::trace_span;
 
 use crate::node::failure::NodeFailure;
-use crate::node::home::Home;
 use crate::node::job::Job;
-use crate::node::peers::Peers;
 use crate::node::redis::decode::decode;
-use crate::node::redis::endpoint::Endpoint;
-use crate::node::redis::guard::Guard;
+use crate::node::redis::endpoint::Connector;
 use crate::node::redis::lane;
 use crate::node::redis::listener::Listener;
-use crate::node::redis::server::{RedisServer, Timeouts};
+use crate::node::redis::server::RedisServer;
 use crate::node::redis::table::{GenerationCheck, encode_call_into};
 use crate::node::release_signal::{Subscriber, Subscription};
 use crate::node::telemetry::NodeCalls;
@@ -41,15 +38,9 @@ pub(crate) struct RedisNode {
 }
 
 impl RedisNode {
-    pub(crate) fn new(
-        endpoint: Endpoint,
-        timeouts: Timeouts,
-        guard: Arc<Guard>,
-        home: &Arc<Home>,
-        peers: &Arc<Peers>,
-    ) -> Self {
-        let is_known = endpoint.address().is_some();
-        let server = Arc::new(RedisServer::new(endpoint, timeouts, guard, home, peers));
+    pub(crate) fn new(server: RedisServer) -> Self {
+        let is_known = matches!(server.pool.manager(), Connector::Address(_));
+        let server = Arc::new(server);
         Self {
             listener: is_known.then(|| Listener::new(&server)),
             server,

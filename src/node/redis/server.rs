@@ -38,7 +38,7 @@ use crate::node::{Mutex, Peers, telemetry};
 
 /// The state of one server. Its lane reports whether it can be reached; every submitted request reads that, nearly always
 /// from the atomics alone.
-pub(super) struct RedisServer {
+pub(crate) struct RedisServer {
     pub(super) name: Arc<str>,
     /// The connections for reading records. Its manager also makes those of lanes, which never enter the pool.
     pub(super) pool: Pool<Connector>,
@@ -78,7 +78,7 @@ pub(crate) struct Timeouts {
 }
 
 impl RedisServer {
-    pub(super) fn new(
+    pub(crate) fn new(
         endpoint: Endpoint,
         timeouts: Timeouts,
         guard: Arc<Guard>,
