@@ -45,8 +45,6 @@ struct Leases {
     /// The numbers that no ticket has.
     unused: Vec<usize>,
     released: usize,
-    /// Whether the shutdown has begun. The stage tells that too, but to read it takes another lock.
-    is_draining: bool,
     /// The releases of lease tasks that have ended, which some node has not confirmed.
     unsettled: VecDeque<UnsettledRelease>,
     /// When the keeper looks next; `None` if there is none.
@@ -257,7 +255,7 @@ impl Registry {
     pub(crate) fn enter(self: &Arc<Self>) -> Option<Ticket> {
         let mut leases = self.leases.lock();
         // Under the mutex under which a drain ends this: a task is either refused, or found among the running ones.
-        if leases.is_draining {
+        if self.stage() != DrainStage::Open {
             return None;
         }
         leases.forget_settled();
@@ -278,7 +276,6 @@ impl Registry {
             let mut leases = self.leases.lock();
             // Wakes those that wait, which do not need the mutex to see the stage.
             self.advance(DrainStage::Draining);
-            leases.is_draining = true;
             leases.released = 0;
         }
         let ended = tokio::time::timeout(timeout, self.running.closed()).await;
