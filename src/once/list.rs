@@ -204,19 +204,12 @@ const AT_ONCE: usize = 16;
 
 /// Returns whether a majority of the nodes has the key locked. The error is that none has answered.
 fn is_locked(inspection: &Inspection) -> Result<bool, LockError> {
-    let (mut voted, mut failures) = (Vec::new(), Vec::new());
-    for node in &inspection.nodes {
-        match &node.outcome {
-            Ok(_) => voted.push(Arc::clone(&node.node)),
-            Err(failure) => failures.push(failure.clone()),
-        }
-    }
-    if voted.len() < inspection.needed {
-        return Err(LockError::without_quorum(
-            inspection.needed,
-            voted,
-            failures,
-        ));
+    let (nodes, needed) = (inspection.nodes.iter(), inspection.needed);
+    let voted = nodes.clone().filter(|node| node.outcome.is_ok());
+    if voted.clone().count() < needed {
+        let voted = voted.map(|node| Arc::clone(&node.node)).collect();
+        let failures = nodes.filter_map(|node| node.outcome.clone().err());
+        return Err(LockError::without_quorum(needed, voted, failures.collect()));
     }
     let state = inspection.state();
     Ok(state.is_some_and(|state| state != KeyState::Free))
