@@ -21,15 +21,7 @@ static GROUPS: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
 /// Describes the metrics to the recorder, and registers those without a resource. The groups of a lock service have
 /// names if there are several.
 pub(crate) fn describe<'a>(groups: impl Iterator<Item = &'a Arc<str>>) {
-    for (name, what) in COUNTERS {
-        describe_counter!(*name, Unit::Count, *what);
-    }
-    for (name, what) in GAUGES {
-        describe_gauge!(*name, Unit::Count, *what);
-    }
-    for (name, what) in HISTOGRAMS {
-        describe_histogram!(*name, Unit::Seconds, *what);
-    }
+    describe_all();
     // Present from the start: the first increment matters, and a rate is visible only from zero.
     counter!(CONFLICTS_TOTAL).increment(0);
     counter!(UNRECORDED_TOTAL).increment(0);
@@ -244,34 +236,37 @@ const RECORD_OUTCOMES: [&str; 5] = [
 /// The reasons for which locks are lost.
 const LOST_REASONS: [&str; 4] = ["gone", "expired", "max_hold", "revoked"];
 
-/// Defines the names of metrics of one type, and the list of them with their descriptions.
+/// Defines the names of all metrics, and the function that describes them to the recorder.
 macro_rules! metrics {
-    ($list:ident: $($name:ident = $text:literal: $what:literal;)+) => {
-        $(const $name: &str = $text;)+
-        const $list: &[(&str, &str)] = &[$(($name, $what)),+];
+    ($($describe:ident in $unit:ident {$($name:ident = $text:literal: $what:literal;)+})+) => {
+        $($(const $name: &str = $text;)+)+
+
+        fn describe_all() {
+            $($($describe!($name, Unit::$unit, $what);)+)+
+        }
     };
 }
 
-metrics! { COUNTERS:
-    ACQUIRE_TOTAL = "redlock_acquire_total": "Lock acquisitions by outcome";
-    CONFLICTS_TOTAL = "redlock_conflicts_total": "Idempotent requests that were executed twice";
-    UNRECORDED_TOTAL = "redlock_unrecorded_total":
-        "Idempotent requests whose outcome could not be recorded";
-    LOST_TOTAL = "redlock_lost_total": "Locks lost while held";
-    UNPROTECTED_TOTAL = "redlock_unprotected_total":
-        "Requests served without their lock because no quorum was reachable";
-}
-
-metrics! { GAUGES:
-    HELD = "redlock_held": "Locks that this process holds";
-    WAITERS = "redlock_waiters": "Acquisitions of this process that wait for a lock";
-    NODE_UP = "redlock_node_up": "1 if the node answers and may vote, else 0";
-}
-
-metrics! { HISTOGRAMS:
-    ACQUIRE_SECONDS = "redlock_acquire_seconds":
-        "Time until a lock was granted or refused, including the time spent waiting";
-    WAIT_SECONDS = "redlock_wait_seconds": "Time that acquisitions waited for another holder";
-    HOLD_SECONDS = "redlock_hold_seconds": "Time that locks were held";
-    NODE_CALL_SECONDS = "redlock_node_call_seconds": "Time that a node took to answer";
+metrics! {
+    describe_counter in Count {
+        ACQUIRE_TOTAL = "redlock_acquire_total": "Lock acquisitions by outcome";
+        CONFLICTS_TOTAL = "redlock_conflicts_total": "Idempotent requests that were executed twice";
+        UNRECORDED_TOTAL = "redlock_unrecorded_total":
+            "Idempotent requests whose outcome could not be recorded";
+        LOST_TOTAL = "redlock_lost_total": "Locks lost while held";
+        UNPROTECTED_TOTAL = "redlock_unprotected_total":
+            "Requests served without their lock because no quorum was reachable";
+    }
+    describe_gauge in Count {
+        HELD = "redlock_held": "Locks that this process holds";
+        WAITERS = "redlock_waiters": "Acquisitions of this process that wait for a lock";
+        NODE_UP = "redlock_node_up": "1 if the node answers and may vote, else 0";
+    }
+    describe_histogram in Seconds {
+        ACQUIRE_SECONDS = "redlock_acquire_seconds":
+            "Time until a lock was granted or refused, including the time spent waiting";
+        WAIT_SECONDS = "redlock_wait_seconds": "Time that acquisitions waited for another holder";
+        HOLD_SECONDS = "redlock_hold_seconds": "Time that locks were held";
+        NODE_CALL_SECONDS = "redlock_node_call_seconds": "Time that a node took to answer";
+    }
 }
