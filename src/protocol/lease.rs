@@ -190,9 +190,9 @@ impl Lease {
             }
             LifeStage::Releasing { round, .. } if number == self.number => {
                 let was_open = !round.silent().is_empty();
-                let step = round.on_release(node, answer);
+                round.on_release(node, answer);
                 self.ends |= was_open && round.silent().is_empty();
-                self.tell_release(step);
+                self.tell_release();
             }
             LifeStage::Releasing { .. } => {}
         }

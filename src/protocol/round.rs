@@ -115,7 +115,7 @@ impl ReleaseRound {
     }
 
     /// Takes the answer of `node`.
-    pub fn on_release(&mut self, node: usize, answer: &Answer) -> ReleaseStep {
+    pub fn on_release(&mut self, node: usize, answer: &Answer) {
         self.silent.remove(node);
         match answer {
             // Also after a failure: the release of an overdue node goes on.
@@ -127,7 +127,6 @@ impl ReleaseRound {
             }
             Answer::Replied(_) | Answer::Failed => {}
         }
-        self.step()
     }
 
     /// Returns the step after the answers so far.

@@ -400,7 +400,6 @@ impl Lease {
     /// its keys stay taken.
     pub(super) fn release(&mut self, publishes: bool, held: Option<Duration>, now: Duration) {
         let round = ReleaseRound::new(self.quorum, self.may_hold);
-        let step = round.step();
         self.stage = LifeStage::Releasing {
             round,
             due: now + self.spec.node_timeout,
@@ -412,7 +411,7 @@ impl Lease {
         };
         self.ask(release, self.may_hold, publishes);
         self.ends = self.may_hold.is_empty();
-        self.tell_release(step);
+        self.tell_release();
     }
 
     /// Leaves the keys on the nodes until their ttl.
@@ -436,13 +435,18 @@ impl Lease {
         self.event = Some(event);
     }
 
-    pub(super) fn tell_release(&mut self, step: ReleaseStep) {
-        if let LifeStage::Releasing { is_awaited, .. } = &mut self.stage
-            && *is_awaited
-            && step != ReleaseStep::Wait
+    pub(super) fn tell_release(&mut self) {
+        if let LifeStage::Releasing {
+            round,
+            is_awaited: is_awaited @ true,
+            ..
+        } = &mut self.stage
         {
-            *is_awaited = false;
-            self.tell(Event::Released(step));
+            let step = round.step();
+            *is_awaited = step == ReleaseStep::Wait;
+            if !*is_awaited {
+                self.tell(Event::Released(step));
+            }
         }
     }
 
