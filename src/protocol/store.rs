@@ -65,7 +65,7 @@ impl Store {
             Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. } => {
                 let released = match op {
                     Op::ReleaseAfter { left } => self.release_after(command, now + *left, now),
-                    _ => self.release(command, *op == Op::ReleaseExecuted, now),
+                    _ => self.release(command, matches!(op, Op::ReleaseExecuted), now),
                 };
                 match released == names.len() {
                     true => Reply::Released,
@@ -115,32 +115,32 @@ impl Store {
         (expires, fence_expires): (Duration, Duration),
         now: Duration,
     ) -> Reply {
-        let holders = || names.iter().filter_map(|name| self.lock(name, now));
-        let (mut ours, mut last): (usize, Option<&Lock>) = (0, None);
-        for lock in holders() {
-            if lock.is_of(owner) {
-                ours += 1;
-            } else if last.is_none_or(|last| last.expires <= lock.expires) {
-                last = Some(lock);
+        let (mut ours, mut last, mut is_intended) = (0, None::<&Lock>, false);
+        for name in names.iter() {
+            match self.lock(name, now) {
+                Some(lock) if lock.is_of(owner) => ours += 1,
+                Some(lock) if last.is_none_or(|last| last.expires <= lock.expires) => {
+                    last = Some(lock);
+                }
+                _ => {}
             }
+            let intent = intent_of(name).and_then(|intent| self.intents.get(&intent.name));
+            let is_others = |intent: &Mark| intent.expires > now && intent.owner != *owner;
+            is_intended |= intent.is_some_and(is_others);
         }
         if let Some(last) = last {
             let expires_in = Some(last.expires - now);
             if let Some(refusal) = self.slots(names, now) {
                 return refusal;
             }
-            if holders().any(|lock| lock.by == LockedBy::Readers) {
+            let mut holders = names.iter().filter_map(|name| self.lock(name, now));
+            if holders.any(|lock| lock.by == LockedBy::Readers) {
                 return Reply::HeldShared { expires_in };
             }
             let shown = last.owner().and_then(OwnerToken::shown).cloned();
             return Reply::Held { expires_in, shown };
         }
-        let intents = names.iter().filter_map(intent_of);
-        let others = intents.filter_map(|intent| self.intents.get(&intent.name));
-        if others
-            .filter(|intent| intent.expires > now)
-            .any(|intent| intent.owner != *owner)
-        {
+        if is_intended {
             return Reply::Intended;
         }
         let some_free = ours < names.len();
