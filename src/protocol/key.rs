@@ -158,7 +158,8 @@ impl Ord for LockKey {
 
 impl Hash for LockKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.encoded.hash(state);
+        // Without its length, which would cost as much again. Keys that begin alike differ in their hashes all the same.
+        state.write(&self.encoded);
     }
 }
 
