@@ -206,7 +206,7 @@ impl LockRequest {
                 None => layout.by_group(&self.keys),
             };
             let first = only_group.unwrap_or_else(|| stages[0].group);
-            let span = LockSpan::new(self.options.label, &first.cluster, &self.keys);
+            let mut span = LockSpan::new(self.options.label, &first.cluster, &self.keys);
             let wait = self.options.wait.unwrap_or(self.core.settings.wait);
             let deadline = after(span.began, wait);
             let outcome = match only_group {

@@ -85,7 +85,7 @@ impl LockSpan {
 
     /// Finishes with an outcome: that of a granted lock has a token, unless fencing is off.
     pub(crate) fn finish(
-        mut self,
+        &mut self,
         message: &'static str,
         outcome: &'static str,
         token: Option<FencingToken>,
@@ -94,7 +94,7 @@ impl LockSpan {
     }
 
     /// Finishes with the outcome of a refusal, and who holds the lock, if that is known.
-    pub(crate) fn refuse(mut self, outcome: &'static str, holder: Option<&Holder>) {
+    pub(crate) fn refuse(&mut self, outcome: &'static str, holder: Option<&Holder>) {
         self.holder = holder.cloned();
         self.finish("lock refused", outcome, None);
     }

@@ -159,7 +159,7 @@ impl ExecuteOnce {
         let layout = &self.core.layout;
         let keys = LockKeys::from(self.key.clone());
         let group = layout.group_of(&self.key);
-        let span = LockSpan::new(self.options.label, &group.cluster, &keys);
+        let mut span = LockSpan::new(self.options.label, &group.cluster, &keys);
         let outcome = match layout.next_group_of(&self.key) {
             None => self.acquire_in(group, |_| (), &keys, &span).await,
             Some(next) => {
