@@ -45,14 +45,6 @@ pub struct LockGuard(
     LockHandle,
 );
 
-/// What a lock of several leases has in common: its keys belong to several groups of nodes, or move from one to another.
-#[derive(Debug, Clone)]
-struct Joined {
-    keys: LockKeys,
-    /// The number of further leases.
-    further: usize,
-}
-
 /// A view of a lock that holds no share of it. Cheap to clone.
 ///
 /// A [`RedlockLayer`](crate::RedlockLayer) puts one into the extensions of each request that it locks. A handle
@@ -83,7 +75,9 @@ pub struct LockHandle {
     lease: Arc<LockState>,
     /// The further leases of the lock, and behind them those of other locks of the same request.
     others: Vec<Arc<LockState>>,
-    joined: Option<Joined>,
+    /// All keys of a lock of several leases, which belong to several groups of nodes or move from one to another; and the
+    /// number of its further leases.
+    joined: Option<(LockKeys, usize)>,
     /// The share of the layer that made the handle; dangling if a guard made it.
     request_share: Weak<RequestShare>,
 }
@@ -126,7 +120,7 @@ macro_rules! view {
             #[must_use]
             pub fn keys(&self) -> &[LockKey] {
                 let joined = self$(.$handle)?.joined.as_ref();
-                let all = joined.map(|joined| &joined.keys);
+                let all = joined.map(|(keys, _)| keys);
                 all.unwrap_or(&self.lease().spec.keys).as_slice()
             }
 
@@ -240,10 +234,7 @@ impl LockGuard {
     pub(crate) fn join(self, further: Vec<Self>) -> Self {
         let mut joined = self.with_others(further);
         let keys = joined.leases().flat_map(|lease| lease.spec.keys.as_slice());
-        joined.0.joined = Some(Joined {
-            keys: keys.collect(),
-            further: joined.0.others.len(),
-        });
+        joined.0.joined = Some((keys.collect(), joined.0.others.len()));
         joined
     }
 
@@ -410,7 +401,7 @@ impl LockHandle {
     /// Returns a handle of the lock itself, without the other locks.
     pub(crate) fn alone(&self) -> Self {
         let mut alone = self.clone();
-        let further = alone.joined.as_ref().map_or(0, |joined| joined.further);
+        let further = alone.joined.as_ref().map_or(0, |(_, further)| *further);
         alone.others.truncate(further);
         alone
     }

@@ -120,7 +120,7 @@ impl LockTask {
             return outcome;
         }
         let (caller, outcome) = oneshot::channel();
-        self.spawn(&cluster, Some(caller));
+        spawn_in(&cluster, self.span.clone(), self.run(Some(caller)));
         if is_here {
             let closed = |_| Err(LockError::Closed.into());
             return outcome.await.unwrap_or_else(closed);
@@ -163,15 +163,6 @@ impl LockTask {
         }
     }
 
-    /// Goes on in the home, with a caller that waits for the outcome if there is none yet.
-    fn spawn(
-        self: Box<Self>,
-        cluster: &Cluster,
-        caller: Option<oneshot::Sender<Result<LockGuard, AcquireError>>>,
-    ) {
-        spawn_in(cluster, self.span.clone(), self.run(caller));
-    }
-
     /// Makes attempts for a caller that waits for the outcome; then holds the lock, and releases it.
     async fn run(
         mut self: Box<Self>,
@@ -210,11 +201,8 @@ impl LockTask {
         &mut self,
         caller: Option<&mut oneshot::Sender<T>>,
     ) -> Option<Result<LockGuard, AcquireError>> {
-        let decided = self.attempts(caller).await.transpose()?;
-        if let Err(error) = &decided {
-            self.fail(error);
-        }
-        Some(decided)
+        let decided = self.attempts(caller).await;
+        decided.inspect_err(|error| self.fail(error)).transpose()
     }
 
     async fn attempts<T: Send>(
