@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::node::Mutex;
 use crate::node::failure::NodeFailure;
-use crate::node::job::Job;
+use crate::node::job::{Executed, Job, Packet};
 use crate::node::release_signal::{Subscriber, Subscribers, Subscription};
 use crate::node::system::Epoch;
 use crate::node::traits::Node;
@@ -31,9 +33,9 @@ impl EmbeddedNode {
         }
     }
 
+    #[cfg(feature = "test-util")]
     pub(crate) fn apply(&self, command: &Command) -> Reply {
-        let now = self.epoch.elapsed();
-        self.store.lock().apply(command, now)
+        self.store.lock().apply(command, self.epoch.elapsed())
     }
 
     #[cfg(feature = "test-util")]
@@ -52,24 +54,30 @@ impl Node for EmbeddedNode {
         &self.name
     }
 
-    fn submit(&self, mut job: Job) {
-        let Command { names, op, .. } = &job.packet.command;
-        let reply = self.apply(&job.packet.command);
-        if job.packet.notifies {
+    fn execute(&self, packet: &Packet, now: Instant) -> Option<Executed> {
+        let now = self.epoch.at(now);
+        let Command { names, op, .. } = &packet.command;
+        let reply = self.store.lock().apply(&packet.command, now);
+        let subscribers = packet.notifies.then(|| {
             // A reader that leaves frees nothing while others stay.
             let may_stay = matches!(op, Op::Shared(_) | Op::ReleaseAfter { .. });
-            let is_free = |name: &&KeyNames| {
-                !may_stay || self.store.lock().is_free(name, self.epoch.elapsed())
-            };
+            let is_free = |name: &&KeyNames| !may_stay || self.store.lock().is_free(name, now);
             let names = names.iter().filter(is_free);
             let counts = names.map(|name| self.subscribers.publish(name.channel()));
-            job.sender.set_subscribers(counts.max().unwrap_or(0));
-        }
+            u32::try_from(counts.max().unwrap_or(0)).unwrap_or(u32::MAX)
+        });
         let outcome = match reply {
             Reply::Overflow => Err(NodeFailure::overflow(&self.name)),
             reply => Ok(reply),
         };
-        job.sender.send(outcome);
+        Some((outcome, subscribers))
+    }
+
+    fn submit(&self, mut job: Job) {
+        if let Some((outcome, subscribers)) = self.execute(&job.packet, Instant::now()) {
+            job.sender.subscribers = subscribers;
+            job.sender.send(outcome);
+        }
     }
 
     fn subscribe(&self, lock: &Arc<[u8]>, subscriber: Subscriber) -> Option<Subscription> {

@@ -2,7 +2,7 @@
 //!
 //! # Implementation details
 //!
-//! The channel differs from an ordinary multi-producer channel in three ways.
+//! The channel differs from an ordinary multi-producer channel in these ways.
 //!
 //! *Phases.* A lease asks its nodes several times: to acquire, to confirm, to release. Each time is a phase
 //! with a number. A [`VoteSender`] belongs to the phase in which it was made. Votes of earlier phases are
@@ -12,6 +12,8 @@
 //! *Thresholds.* Over five nodes, a phase is decided by the third vote at the earliest, so waking the lease's
 //! task for an earlier one would be in vain. The receiver therefore says how many votes of which phase it
 //! needs, and is woken once, by the vote that completes them.
+//!
+//! *Batches.* The receiver takes all votes that have arrived out of the channel together, and hands them out one by one.
 //!
 //! *Trail.* The channel also knows the nodes to which the lease has sent requests, and those whose lane has taken its
 //! release. An acquisition that was not sent needs no release, which is then called off. An acquisition must not be sent,
@@ -26,6 +28,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::mem::swap;
 use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::OnceLock;
@@ -259,8 +262,8 @@ impl Packet {
 #[derive(Debug)]
 pub(crate) struct VoteReceiver {
     channel: Arc<Channel>,
-    /// Whether a threshold was reached and the votes behind it are being taken one by one.
-    is_draining: bool,
+    /// The votes that were taken out of the channel together.
+    arrived: VecDeque<Vote>,
 }
 
 /// The right to send one vote. Dropped unused, it sends a failure.
@@ -272,7 +275,7 @@ pub(crate) struct VoteSender {
     is_used: bool,
     /// Boxed because it is rare, and every request carries a sender.
     extras: Option<Box<Extras>>,
-    subscribers: Option<u32>,
+    pub(crate) subscribers: Option<u32>,
 }
 
 /// What few requests carry.
@@ -283,6 +286,9 @@ struct Extras {
     /// The span of the request, which ends with the vote.
     span: Option<Span>,
 }
+
+/// The outcome of a command at a node, and the number of subscribers that a release was published to.
+pub(crate) type Executed = (Result<Reply, NodeFailure>, Option<u32>);
 
 /// One node's vote in one phase of a lease.
 #[derive(Debug, Clone)]
@@ -307,7 +313,7 @@ struct Channel {
     released: AtomicU64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Queue {
     votes: VecDeque<Vote>,
     /// The receiver's task and what it waits for.
@@ -325,20 +331,16 @@ const CLOSED: u32 = u32::MAX;
 impl VoteReceiver {
     /// Makes a channel for the nodes with these names.
     pub(crate) fn new(names: &Arc<[Arc<str>]>) -> Self {
-        let queue = Queue {
-            // One phase fits. The votes of a minority rarely arrive when those of the next phase do.
-            votes: VecDeque::with_capacity(names.len()),
-            waiting: None,
-        };
         Self {
             channel: Arc::new(Channel {
-                queue: Mutex::new(queue),
+                queue: Mutex::default(),
                 phase: AtomicU32::new(0),
                 names: Arc::clone(names),
                 sent: AtomicU64::new(0),
                 released: AtomicU64::new(0),
             }),
-            is_draining: false,
+            // One phase fits. The votes of a minority rarely arrive when those of the next phase do.
+            arrived: VecDeque::with_capacity(names.len()),
         }
     }
 
@@ -383,34 +385,48 @@ impl VoteReceiver {
 
     /// Returns a vote that has arrived already.
     pub(crate) fn try_recv(&mut self) -> Option<Vote> {
-        self.try_recv_of_several().map(|(vote, _)| vote)
+        if self.arrived.is_empty() {
+            let mut queue = self.channel.queue.lock();
+            // Not for nothing: each keeps the memory that it has.
+            if !queue.votes.is_empty() {
+                swap(&mut self.arrived, &mut queue.votes);
+            }
+        }
+        self.arrived.pop_front()
     }
 
-    /// Returns a vote that has arrived already, and how many others have.
-    pub(crate) fn try_recv_of_several(&mut self) -> Option<(Vote, usize)> {
-        let votes = &mut self.channel.queue.lock().votes;
-        let vote = votes.pop_front()?;
-        Some((vote, votes.len()))
+    /// Returns whether votes are left that had arrived when the last one was taken out of the channel.
+    pub(crate) fn has_more(&self) -> bool {
+        !self.arrived.is_empty()
+    }
+
+    /// Adds the vote of a node that has executed the command of this phase at once.
+    pub(crate) fn push(&mut self, node: usize, phase: u32, (outcome, subscribers): Executed) {
+        self.arrived.push_back(Vote {
+            node,
+            phase,
+            outcome,
+            subscribers,
+        });
     }
 
     /// Polls for the next vote; see [`recv`](Self::recv).
     pub(crate) fn poll_recv(&mut self, context: &Context<'_>, awaited: Awaited) -> Poll<Vote> {
-        let mut queue = self.channel.queue.lock();
-        if self.is_draining || queue.has(awaited) {
-            self.is_draining = true;
-            if let Some(vote) = queue.votes.pop_front() {
-                return Poll::Ready(vote);
+        if self.arrived.is_empty() {
+            let mut queue = self.channel.queue.lock();
+            if !queue.has(awaited) {
+                match &mut queue.waiting {
+                    Some((waker, before)) => {
+                        waker.clone_from(context.waker());
+                        *before = awaited;
+                    }
+                    none => *none = Some((context.waker().clone(), awaited)),
+                }
+                return Poll::Pending;
             }
-            self.is_draining = false;
+            swap(&mut self.arrived, &mut queue.votes);
         }
-        match &mut queue.waiting {
-            Some((waker, before)) => {
-                waker.clone_from(context.waker());
-                *before = awaited;
-            }
-            none => *none = Some((context.waker().clone(), awaited)),
-        }
-        Poll::Pending
+        self.arrived.pop_front().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
@@ -486,12 +502,28 @@ impl VoteSender {
 
     fn push(&mut self, outcome: Result<Reply, NodeFailure>) {
         self.is_used = true;
-        self.channel.push(Vote {
+        let channel = &*self.channel;
+        let mut queue = channel.queue.lock();
+        // Relaxed, because the lock of the queue orders it with the store in the receiver's drop.
+        if channel.phase.load(Ordering::Relaxed) == CLOSED {
+            return;
+        }
+        queue.votes.push_back(Vote {
             node: self.node,
             phase: self.phase,
             outcome,
             subscribers: self.subscribers,
         });
+        let is_due = queue
+            .waiting
+            .as_ref()
+            .is_some_and(|(_, awaited)| queue.has(*awaited));
+        let woken = queue.waiting.take_if(|_| is_due);
+        // Woken without the mutex, which the receiver's task locks at once.
+        drop(queue);
+        if let Some((waker, _)) = woken {
+            waker.wake();
+        }
     }
 }
 
@@ -503,27 +535,6 @@ impl Drop for VoteSender {
                 node: node.cloned().unwrap_or_default(),
                 why: "the request was dropped unanswered".into(),
             }));
-        }
-    }
-}
-
-impl Channel {
-    fn push(&self, vote: Vote) {
-        let mut queue = self.queue.lock();
-        // Relaxed, because the lock of the queue orders it with the store in the receiver's drop.
-        if self.phase.load(Ordering::Relaxed) == CLOSED {
-            return;
-        }
-        queue.votes.push_back(vote);
-        let is_due = queue
-            .waiting
-            .as_ref()
-            .is_some_and(|(_, awaited)| queue.has(*awaited));
-        let woken = queue.waiting.take_if(|_| is_due);
-        // Woken without the mutex, which the receiver's task locks at once.
-        drop(queue);
-        if let Some((waker, _)) = woken {
-            waker.wake();
         }
     }
 }

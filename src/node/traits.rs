@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::node::job::Job;
+use tokio::time::Instant;
+
+use crate::node::job::{Executed, Job, Packet};
 use crate::node::release_signal::{Subscriber, Subscription};
 
 /// One independent lock server.
@@ -23,6 +25,11 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
 
     /// Submits a job.
     fn submit(&self, job: Job);
+
+    /// Executes a command now, without a job, if the node lives in this process. Otherwise, returns `None`.
+    fn execute(&self, _: &Packet, _now: Instant) -> Option<Executed> {
+        None
+    }
 
     /// Submits a job whose reply may be big.
     ///

@@ -147,12 +147,13 @@ impl Driver {
     /// Not an `async fn`, which would have room for its arguments in every lock that is held.
     pub(super) fn release(&mut self, permit: Permit) -> impl Future<Output = ()> + Send + use<'_> {
         let now = Instant::now();
+        let elapsed = now - self.origin;
         // Those of the nodes that did not decide, before the queue gets as many again.
-        self.take_votes(now - self.origin);
+        self.take_votes(elapsed);
         self.pass_events();
         // Before the first node can grant the lock to another caller: no handle may show it as valid then.
         let lost = self.state.end(now);
-        self.handle_at(self.dropped(permit.publishes()), now - self.origin);
+        self.handle_at(self.dropped(permit.publishes()), elapsed);
         // The requests of the next waiter follow the releases on every node.
         drop(permit);
         async move {
@@ -167,6 +168,10 @@ impl Driver {
                 }
             };
             self.state.close(Some(outcome));
+            // Mostly, all nodes have answered by now.
+            if self.votes.has_more() {
+                self.take_votes(self.origin.elapsed());
+            }
         }
     }
 

@@ -18,13 +18,11 @@ use crate::lock::registry::{DrainStage, UnsettledRelease};
 use crate::lock::state::{HolderCommand, LockSpec, LockState};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
-use crate::node::{
-    Job, LATE, Node, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable,
-};
+use crate::node::{Job, LATE, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable};
 use crate::protocol::acquire::{Refusal, RefusalKind};
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
-use crate::protocol::lease::{Event, Input, Lease, LeaseSpec, TICK};
+use crate::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec, TICK};
 use crate::protocol::message::{Answer, Command, Op, Reply};
 use crate::protocol::{FencingToken, Few, KeyNames, NodeSet, OwnerToken};
 
@@ -39,7 +37,7 @@ pub(super) struct Driver {
     pub(super) origin: Instant,
     owner: OwnerToken,
     /// The answers. Their phase is the number of the request.
-    votes: VoteReceiver,
+    pub(super) votes: VoteReceiver,
     /// The failures of nodes, by number, in the acquisition, or in the extension or release that followed it.
     /// `None` for most locks.
     failures: Option<BTreeMap<usize, NodeFailure>>,
@@ -95,7 +93,9 @@ impl Driver {
             #[cfg(feature = "test-util")]
             trace,
         });
-        driver.send(|node, job| node.submit(job));
+        if let Some(acquire) = driver.lease.poll_request() {
+            driver.send(acquire, Duration::ZERO, false);
+        }
         driver
     }
 
@@ -194,7 +194,7 @@ impl Driver {
     /// Returns the next event that follows from the votes that have arrived.
     fn take_event(&mut self) -> Option<Event> {
         // One look at the clock serves all votes that had arrived by then.
-        let (mut now, mut arrived) = (Duration::ZERO, 0);
+        let mut now = None;
         loop {
             match self.lease.poll_event() {
                 Some(Event::Unread(unread)) => {
@@ -203,12 +203,10 @@ impl Driver {
                 }
                 Some(event) => return Some(event),
                 None => {
-                    let (vote, others) = self.votes.try_recv_of_several()?;
-                    if arrived == 0 {
-                        (now, arrived) = (self.origin.elapsed(), others + 1);
-                    }
-                    arrived -= 1;
-                    self.on_vote(vote, now);
+                    let vote = self.votes.try_recv()?;
+                    let at = *now.get_or_insert_with(|| self.origin.elapsed());
+                    self.on_vote(vote, at);
+                    now = now.filter(|_| self.votes.has_more());
                 }
             }
         }
@@ -357,34 +355,34 @@ impl Driver {
     }
 
     pub(super) fn handle_at(&mut self, input: Input, now: Duration) {
-        self.pass(input, now);
-        self.send(|node, job| node.submit(job));
+        self.pass(input, now, false);
     }
 
-    fn pass(&mut self, input: Input, now: Duration) {
+    /// The same; perhaps in a `Drop`.
+    fn pass(&mut self, input: Input, now: Duration, is_drop: bool) {
         #[cfg(feature = "test-util")]
         if let Some(trace) = &self.trace {
             trace.lock().push(input.clone(), now);
         }
         self.lease.handle(input, now);
+        if let Some(request) = self.lease.poll_request() {
+            self.send(request, now, is_drop);
+        }
     }
 
-    /// Sends what the lease asks for.
-    fn send(&mut self, submit: impl Fn(&dyn Node, Job)) {
-        let Some(request) = self.lease.poll_request() else {
-            return;
-        };
+    /// Sends a request of the lease now; perhaps in a `Drop`.
+    fn send(&mut self, request: LeaseRequest, now: Duration, is_drop: bool) {
         // First, so that no lane sends a request of before behind this one: the senders of an earlier phase are closed.
         let phase = self.votes.next_phase();
         debug_assert_eq!(phase, request.number, "each request is sent");
         let spec = &self.state.spec;
-        let gone_at = self.instant(request.gone_at);
+        let (now, gone_at) = (self.instant(now), self.instant(request.gone_at));
         let until = match request.op {
             Op::Release => {
                 let retention = spec.names.first().and_then(KeyNames::intent_retention);
                 retention.map(|retention| gone_at + retention)
             }
-            Op::ReleaseAfter { left } => Some(Instant::now() + left),
+            Op::ReleaseAfter { left } => Some(now + left),
             _ => None,
         };
         let command = Command {
@@ -395,9 +393,17 @@ impl Driver {
         let packet = Packet::new(command, request.publishes, until);
         // This task is the only one that submits for this owner, and a lane keeps the order: on each node, the release
         // follows what it releases.
-        for node in request.nodes.iter() {
-            let job = Job::new(Arc::clone(&packet), self.votes.sender(node), gone_at);
-            submit(&*spec.cluster.nodes[node], job);
+        for number in request.nodes.iter() {
+            let node = &*spec.cluster.nodes[number];
+            if !is_drop && let Some(executed) = node.execute(&packet, now) {
+                self.votes.push(number, phase, executed);
+                continue;
+            }
+            let job = Job::new(Arc::clone(&packet), self.votes.sender(number), gone_at);
+            match is_drop {
+                true => submit_in_drop(node, job),
+                false => node.submit(job),
+            }
         }
     }
 
@@ -440,8 +446,7 @@ impl Driver {
         self.tell();
         // There is no task that would pass it on.
         while self.lease.poll_event().is_some() {}
-        self.pass(self.dropped(true), self.origin.elapsed());
-        self.send(submit_in_drop);
+        self.pass(self.dropped(true), self.origin.elapsed(), true);
     }
 
     /// Waits until every node has answered every release or is overdue, and passes an unconfirmed one to the registry.
