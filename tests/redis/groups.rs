@@ -7,7 +7,7 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use support::{Cluster, Deadline, RedisServer, alone, assert_matches, lock_and_release, ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::{
-    LockError, LockKey, NodeFailure, NodeGroup, Readiness, Redlock, RedlockBuilder, RestartGuard,
+    LockError, LockKey, NodeFailure, Readiness, Redlock, RedlockBuilder, RestartGuard,
 };
 
 use crate::patient::{self, failures, one_thread, until_locked};
@@ -53,36 +53,6 @@ async fn kill_of_a_whole_group_leaves_the_keys_of_the_other_alone() {
     let readiness = health.groups.iter().map(|group| group.readiness());
     assert!(readiness.eq([Readiness::Ready, Readiness::Down]));
     assert_eq!(health.readiness(), Readiness::Degraded);
-}
-
-/// A key that moves to the new group is locked in both of them, with one token.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn process_that_moves_to_a_new_group_excludes_those_before_and_after_it() {
-    let clusters = [Cluster::start(3), Cluster::start(3)];
-    let all = clusters.iter().zip(["0", "1"]);
-    let all = all.map(|(cluster, name)| NodeGroup::new().name(name).urls(cluster.urls()));
-    let [old, new] = [builder(&clusters[..1]), builder(&clusters)];
-    let both = old.clone().moving_to(all).build().unwrap();
-    let [old, new] = [old, new].map(|builder| builder.build().unwrap());
-    let key = key_of(&new, "1").await;
-    let mut last = None;
-    for (holder, others) in [
-        (&old, [&both, &both]),
-        (&both, [&old, &new]),
-        (&new, [&both, &both]),
-    ] {
-        until_locked(holder, &key).await;
-        let guard = holder.lock(&key).await.unwrap();
-        assert!(last.replace(guard.fencing_token()) < Some(guard.fencing_token()));
-        for other in others {
-            let refused = other.try_lock(&key).await;
-            assert_matches!(refused, Err(LockError::Contended { .. }));
-        }
-        guard.release().await.unwrap();
-        for other in others {
-            until_locked(other, &key).await;
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

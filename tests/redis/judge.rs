@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use support::ChildProcess;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
@@ -148,37 +147,8 @@ async fn judge(stream: TcpStream, seen: Arc<Mutex<Seen>>) {
     }
 }
 
-/// A judged process's connection to the judge.
-#[derive(Debug)]
-pub(crate) struct Witness {
-    read: BufReader<OwnedReadHalf>,
-    write: OwnedWriteHalf,
-}
-
-impl Witness {
-    /// Connects to the judge of this process.
-    pub(crate) async fn connect() -> Self {
-        let stream = TcpStream::connect(std::env::var(JUDGE).unwrap())
-            .await
-            .unwrap();
-        stream.set_nodelay(true).unwrap();
-        let (read, write) = stream.into_split();
-        Self {
-            read: BufReader::new(read),
-            write,
-        }
-    }
-
-    pub(crate) async fn tell(&mut self, what: &str, name: &str) {
-        let line = format!("{what} {name}\n");
-        self.write.write_all(line.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        self.read.read_line(&mut answer).await.unwrap();
-    }
-}
-
-/// Tells the judge that something begins, and when it is dropped that it ends. Blocks for a moment, so that the judge
-/// knows of the end before the lock is released.
+/// Tells the judge that something begins, and when it is dropped that it ends. Blocks for a moment each time, so that the
+/// judge knows of the end before the lock is released.
 #[derive(Debug)]
 pub(crate) struct Inside {
     stream: std::io::BufReader<std::net::TcpStream>,

@@ -11,7 +11,6 @@ mod contention;
 mod credentials;
 mod fencing_off;
 mod groups;
-mod harness;
 mod home;
 mod hostile_servers;
 mod judge;

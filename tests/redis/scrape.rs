@@ -69,25 +69,6 @@ impl Server {
             ),
         }
     }
-
-    /// Asks for the health until it has a status, and returns it.
-    pub(crate) async fn ready_until(&self, status: &str) -> Response {
-        let mut last = None;
-        let seen = tokio::time::timeout(PATIENCE, async {
-            loop {
-                let response = self.get("/healthz").await;
-                if response.json()["status"] == status {
-                    return response;
-                }
-                last = Some(response.text());
-                tokio::time::sleep(POLL).await;
-            }
-        });
-        match seen.await {
-            Ok(response) => response,
-            Err(_) => panic!("not {status} within {PATIENCE:?}: {last:?}"),
-        }
-    }
 }
 
 /// The text that Prometheus gets, taken apart.
@@ -189,4 +170,4 @@ pub(crate) const PARTS: [&str; 4] = ["", "_bucket", "_count", "_sum"];
 
 pub(crate) const PATIENCE: Duration = secs(20);
 
-pub(crate) const POLL: Duration = ms(10);
+const POLL: Duration = ms(10);

@@ -7,7 +7,7 @@ use support::{Cluster, assert_matches, ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::{LockError, Retry};
 
-use crate::judge::{Judge, ROLE, Witness, urls};
+use crate::judge::{Inside, Judge, ROLE, urls};
 use crate::patient;
 
 const SLOTS: usize = 5;
@@ -24,14 +24,13 @@ async fn clients() {
         .map(|number| {
             let (redlock, name) = (redlock.clone(), format!("{name}-{number}"));
             tokio::spawn(async move {
-                let mut witness = Witness::connect().await;
                 loop {
                     let lock = redlock.lock("hall").slots(SLOTS);
                     match lock.wait(secs(60)).await {
                         Ok(guard) => {
-                            witness.tell("begin", &name).await;
+                            let inside = Inside::begin(&name);
                             sleep(HOLD).await;
-                            witness.tell("end", &name).await;
+                            drop(inside);
                             assert!(guard.is_valid());
                             drop(guard);
                         }
