@@ -89,12 +89,6 @@ impl Server {
             assert_eq!(as_recorded(&again), as_recorded(first), "{caller}");
         }
     }
-
-    /// Ends it when nothing is left to be told to the nodes.
-    pub(crate) async fn drain(self) {
-        let drained = self.redlock.drain(PATIENCE).await;
-        assert_eq!(drained.held, [], "all of it has ended");
-    }
 }
 
 impl Drop for Server {

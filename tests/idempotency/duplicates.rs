@@ -10,25 +10,34 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 
 use crate::payments::{counts_ended, layer, pay, pay_for, scene};
 
+/// The record comes with the answers to that command, up to 16 KiB with its headers, and one node is asked for the rest.
 #[tokio::test(start_paused = true)]
-async fn replay_costs_one_command_per_node() {
-    let (nodes, _, app) = scene();
-    let sent = |kind| [0, 1, 2].map(|node| nodes.sent(node, kind));
-    pay(&app, "/payments", "a").await;
-    assert_eq!(sent(OpKind::Acquire), [1, 1, 1]);
-    assert_eq!(sent(OpKind::Record), [1, 1, 1], "in place of the release");
-    assert_eq!(sent(OpKind::Release), [0, 0, 0]);
-    for node in 0..3 {
-        // The third answers after the replay is decided.
-        nodes.set(node, Gate::Slow(ms(1 + node as u64)));
+async fn execution_costs_two_commands_per_node_and_a_replay_one() {
+    for (target, fetched) in [
+        ("/payments", 0),
+        ("/payments?size=16000", 0),
+        ("/payments?size=17000", 1),
+    ] {
+        let (nodes, _, app) = scene();
+        let sent = |kind| [0, 1, 2].map(|node| nodes.sent(node, kind));
+        pay(&app, target, "a").await;
+        assert_eq!(sent(OpKind::Acquire), [1, 1, 1]);
+        assert_eq!(sent(OpKind::Record), [1, 1, 1], "in place of the release");
+        assert_eq!(sent(OpKind::Release), [0, 0, 0]);
+        for node in 0..3 {
+            // The third answers after the replay is decided.
+            nodes.set(node, Gate::Slow(ms(1 + node as u64)));
+        }
+        assert!(pay(&app, target, "a").await.is_replayed());
+        sleep(secs(1)).await;
+        assert_eq!(sent(OpKind::Acquire), [2, 2, 2]);
+        for other in [OpKind::Confirm, OpKind::Release, OpKind::Look] {
+            assert_eq!(sent(other), [0, 0, 0], "{other:?}");
+        }
+        assert_eq!(sent(OpKind::Record), [1, 1, 1]);
+        let read: usize = sent(OpKind::Fetch).iter().sum();
+        assert_eq!(read, fetched, "{target}");
     }
-    assert!(pay(&app, "/payments", "a").await.is_replayed());
-    sleep(secs(1)).await;
-    assert_eq!(sent(OpKind::Acquire), [2, 2, 2]);
-    for other in [OpKind::Confirm, OpKind::Release, OpKind::Look] {
-        assert_eq!(sent(other), [0, 0, 0], "{other:?}");
-    }
-    assert_eq!(sent(OpKind::Record), [1, 1, 1]);
 }
 
 // Rules: request-in-progress

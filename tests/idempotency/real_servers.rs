@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use support::http::{Client, Response};
-use support::{Cluster, Executed, MonitorLog, Proxy, ms, once, secs, until_all_up, wait_until};
+use support::{Cluster, Executed, Proxy, ms, once, secs, until_all_up, wait_until};
 use tokio::time::{Instant, sleep};
 use tower_redlock::IdempotencyLayer;
 
@@ -101,106 +101,6 @@ async fn hundred_duplicates_execute_once_and_are_refused_or_replayed() {
         }
     }
     assert_eq!(bank.count(), rounds);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiting_duplicates_all_get_the_recorded_response() {
-    let cluster = Cluster::start(3);
-    let bank = Executed::default();
-    let start = || {
-        let patient = |layer: IdempotencyLayer| layer.wait(secs(5));
-        Server::start_with(&cluster, &bank, NODE_TIMEOUT, patient)
-    };
-    let servers = [start().await, start().await];
-    let mut crowd = Crowd::connect(&servers).await;
-    let rounds = rounds().div_ceil(2);
-    for round in 0..rounds {
-        let path = ["/payments", "/payments?ms=30"][round % 2];
-        crowd.pay(path, &format!("round-{round}"), &bank).await;
-    }
-    assert_eq!(crowd.refused, 0);
-    assert_eq!(crowd.without_winner, 0);
-    assert_eq!(crowd.replayed, rounds * (CROWD - 1));
-    assert_eq!(bank.count(), rounds);
-    cluster.wait_until_free(PATIENCE).await;
-}
-
-#[tokio::test]
-async fn execution_costs_two_commands_and_a_replay_one() {
-    let cluster = Cluster::start(3);
-    let logs: Vec<_> = cluster.servers.iter().map(MonitorLog::start).collect();
-    let bank = Executed::default();
-
-    // The last is just within 16 KiB: 65 bytes of head, and what is not the body.
-    for (path, key) in [("/payments", "a"), ("/payments?size=15900", "b")] {
-        let first = Server::start(&cluster, &bank).await;
-        let first = told_while(&logs, first, path, key).await;
-        let replay = Server::start(&cluster, &bank).await;
-        let replay = told_while(&logs, replay, path, key).await;
-        for (first, replay) in first.iter().zip(&replay) {
-            assert_eq!(first.scripts.len(), 2, "ACQUIRE and RECORD");
-            assert_ne!(first.scripts[0], first.scripts[1]);
-            assert_eq!(replay.scripts, first.scripts[..1], "ACQUIRE");
-            assert!(first.others.is_empty() && replay.others.is_empty());
-            assert!(first.wrote);
-            assert!(!replay.wrote, "a replay writes nothing");
-        }
-    }
-    // Too big to come with every answer: the rest is fetched by itself.
-    let path = "/payments?size=20000";
-    let first = Server::start(&cluster, &bank).await;
-    told_while(&logs, first, path, "c").await;
-    let replay = Server::start(&cluster, &bank).await;
-    let mut fetched = 0;
-    for replay in told_while(&logs, replay, path, "c").await {
-        assert_eq!(replay.scripts.len(), 1, "ACQUIRE");
-        assert!(!replay.wrote);
-        fetched += replay.others.iter().filter(|verb| *verb == "get").count();
-    }
-    assert_eq!(fetched, 1, "from one node");
-    assert_eq!(bank.count(), 3);
-}
-
-/// What a node was told by a server.
-struct Told {
-    /// The hashes, in order.
-    scripts: Vec<String>,
-    /// The commands that are no scripts.
-    others: Vec<String>,
-    /// Whether a script wrote.
-    wrote: bool,
-}
-
-/// Pays, ends the server, and returns what each node was told from the request to the end.
-async fn told_while(logs: &[MonitorLog], server: Server, path: &str, key: &str) -> Vec<Told> {
-    let before: Vec<_> = logs.iter().map(|log| log.lines().len()).collect();
-    let answer = server.pay(path, key).await;
-    assert_eq!(answer.status, 200, "{}", said(&answer));
-    server.drain().await;
-    let logs = logs.iter().zip(before);
-    logs.map(|(log, before)| told(&log.lines()[before..]))
-        .collect()
-}
-
-fn told(lines: &[String]) -> Told {
-    let (mut scripts, mut others, mut wrote) = (Vec::new(), Vec::new(), false);
-    for line in lines {
-        let (who, command) = line.split_once("] \"").expect("it is a line of MONITOR");
-        let mut words = command.split('"').step_by(2);
-        let verb = words.next().unwrap_or_default().to_ascii_lowercase();
-        if who.ends_with("lua") {
-            wrote |= ["set", "del", "pexpire"].contains(&verb.as_str());
-        } else if verb == "evalsha" {
-            scripts.extend(words.next().map(str::to_owned));
-        } else {
-            others.push(verb);
-        }
-    }
-    Told {
-        scripts,
-        others,
-        wrote,
-    }
 }
 
 /// The wires swallow what is sent, or its answers, and then the connections break.

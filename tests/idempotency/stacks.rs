@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
@@ -20,7 +19,6 @@ use support::http::serve;
 use support::{Answer, Executed, redlock, request_with, secs, send, subscribe};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -286,45 +284,6 @@ async fn methods_outside_of_the_setting_ignore_an_idempotency_key() {
     assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
 }
 
-/// The service on a real socket.
-struct Server {
-    addr: SocketAddr,
-    executed: Executed,
-    serving: JoinHandle<()>,
-}
-
-impl Server {
-    async fn start() -> Self {
-        let executed = Executed::default();
-        let counted = executed.clone();
-        let pay = async move |body: Bytes| {
-            let number = counted.one_more();
-            format!("payment {number} of {}", String::from_utf8_lossy(&body))
-        };
-        let app = Router::new()
-            .route("/", post(pay))
-            .route("/trailers", post(with_trailers))
-            .route_layer(layer(&ScriptedNodes::new(3)));
-        let (addr, serving) = serve(app).await;
-        Self {
-            addr,
-            executed,
-            serving,
-        }
-    }
-
-    /// Sends bytes, and returns all that is answered until the connection ends.
-    async fn tell(&self, bytes: &str) -> String {
-        let mut stream = TcpStream::connect(self.addr).await.expect("it listens");
-        stream.write_all(bytes.as_bytes()).await.expect("it reads");
-        stream.shutdown().await.expect("half of it is closed");
-        let mut answer = String::new();
-        let read = timeout(PATIENCE, stream.read_to_string(&mut answer)).await;
-        read.expect("it ends the connection").expect("it is text");
-        answer
-    }
-}
-
 /// Answers with the query, in a body that has a bound but no exact size, and with trailers.
 async fn with_trailers(RawQuery(query): RawQuery) -> Response {
     let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-sum"), 7.into())]);
@@ -336,78 +295,27 @@ async fn with_trailers(RawQuery(query): RawQuery) -> Response {
     ([(TRAILER, "x-sum")], Body::new(Limited::new(body, 64))).into_response()
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.serving.abort();
-    }
-}
-
-#[tokio::test]
-async fn upload_is_equal_in_any_framing_and_refused_when_truncated() {
-    let server = Server::start().await;
-    let head = |key: &str, more: &str| {
-        format!("POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\n{more}\r\n\r\n")
-    };
-    // Less than is promised, by length and by chunks, and chunks that are none.
-    for (more, body) in [
-        ("content-length: 300", "amount=5"),
-        ("transfer-encoding: chunked", "8\r\namount=5\r\n"),
-        (
-            "transfer-encoding: chunked",
-            "eight\r\namount=5\r\n0\r\n\r\n",
-        ),
-    ] {
-        let answer = server.tell(&(head("a", more) + body)).await;
-        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
-    }
-    assert_eq!(server.executed.count(), 0);
-
-    let first = [(KEY, "a")];
-    let first = support::http::request(server.addr, "POST", "/", &first, b"amount=5").await;
-    let told = (first.status, first.text());
-    assert_eq!(told, (200, "payment 1 of amount=5".to_owned()));
-    let chunked = head("a", "connection: close\r\ntransfer-encoding: chunked");
-    let waits = head(
-        "a",
-        "connection: close\r\nexpect: 100-continue\r\ncontent-length: 8",
-    );
-    for (request, is_continued) in [
-        (
-            chunked.clone() + "3\r\namo\r\n5\r\nunt=5\r\n0\r\n\r\n",
-            false,
-        ),
-        (chunked + "8\r\namount=5\r\n0\r\nx-sum: 1\r\n\r\n", false),
-        (waits + "amount=5", true),
-        // What is beyond the length is another request, and a bad one.
-        (head("a", "content-length: 8") + "amount=5 and more", false),
-    ] {
-        let answer = server.tell(&request).await;
-        let asked = answer.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n");
-        assert_eq!(asked.is_some(), is_continued, "{answer}");
-        let answer = asked.unwrap_or(&answer);
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        for part in [
-            "\r\nidempotency-replayed: true\r\n",
-            "payment 1 of amount=5",
-        ] {
-            assert!(answer.contains(part), "{answer}");
-        }
-    }
-    assert_eq!(server.executed.count(), 1);
-}
-
 #[tokio::test]
 async fn trailers_are_on_the_wire_the_first_time_and_replayed() {
-    let server = Server::start().await;
+    let app = Router::new().route("/", post(with_trailers));
+    let (addr, serving) = serve(app.layer(layer(&ScriptedNodes::new(3)))).await;
+    let tell = async |bytes: &str| {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        stream.write_all(bytes.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let read = timeout(PATIENCE, stream.read_to_string(&mut answer)).await;
+        read.expect("it ends the connection").expect("it is text");
+        answer
+    };
     for (piece, key) in [("paid", "a"), ("", "b")] {
-        let target = format!("POST /trailers?{piece} HTTP/1.1\r\nhost: a\r\nte: trailers");
+        let target = format!("POST /?{piece} HTTP/1.1\r\nhost: a\r\nte: trailers");
         let request = format!("{target}\r\nidempotency-key: {key}\r\nconnection: close\r\n\r\n");
-        let first = server.tell(&request).await;
+        let first = tell(&request).await;
         assert!(first.starts_with("HTTP/1.1 200"), "{first}");
         assert!(first.contains("\r\ntrailer: x-sum\r\n"), "{first}");
         assert!(first.contains(piece), "{first}");
         assert!(first.ends_with("\r\n0\r\nx-sum: 7\r\n\r\n"), "{first}");
-        let again = server.tell(&request).await;
+        let again = tell(&request).await;
         assert_eq!(
             again.matches("\r\nidempotency-replayed: true\r\n").count(),
             1,
@@ -424,6 +332,7 @@ async fn trailers_are_on_the_wire_the_first_time_and_replayed() {
         });
         assert_eq!(again, first);
     }
+    serving.abort();
 }
 
 /// How long anything may take that must happen.
