@@ -214,17 +214,6 @@ impl Client {
         self.ask("release");
     }
 
-    /// Lets the client take and release the lock for some time, noting at the storage what it does.
-    pub(crate) fn take_turns(&self, time: Duration) -> Told {
-        self.tell(&format!("turns {}", time.as_millis()))
-    }
-
-    /// Waits for the answer to an order that has none but that it was carried out.
-    #[track_caller]
-    pub(crate) fn done(&self, told: Told) {
-        self.answer(told);
-    }
-
     /// Stops the process, as a long pause of its collector or its hypervisor would.
     #[track_caller]
     pub(crate) fn pause(&self) {
@@ -330,7 +319,6 @@ impl Worker {
             "write" => self.write(),
             "watch" => self.watch().await,
             "release" => self.release().await,
-            "turns" => self.take_turns(time).await,
             _ => format!("! no order: {order}"),
         }
     }
@@ -414,23 +402,6 @@ impl Worker {
             Ok(_) => "released".into(),
             Err(error) => format!("not released in order: {error}"),
         }
-    }
-
-    async fn take_turns(&mut self, time: Duration) -> String {
-        let deadline = Instant::now() + time;
-        while Instant::now() < deadline {
-            self.storage.note(&format!("asks {}", self.name));
-            let Ok(guard) = self.redlock.lock(KEY).await else {
-                continue;
-            };
-            let note = format!("has {} {}", self.name, token(&guard));
-            self.storage.note(&note);
-            sleep(ms(1)).await;
-            // What is not confirmed in time is released all the same.
-            guard.release().await.ok();
-            sleep(ms(3)).await;
-        }
-        "done".into()
     }
 
     fn holding(&self) -> &LockGuard {

@@ -4,7 +4,6 @@
 mod client;
 #[cfg(target_os = "linux")]
 mod clock;
-mod fair_shares;
 mod forgetful_nodes;
 mod late_holders;
 mod scene;

@@ -79,8 +79,6 @@ pub(crate) fn micros(duration: Duration) -> u64 {
 }
 
 /// Of nodes, where they have names.
-pub(crate) const A: usize = 0;
-
 pub(crate) const B: usize = 1;
 
 pub(crate) const C: usize = 2;
