@@ -1,20 +1,20 @@
 //! Everything that the crate does with a server, to see whether all of it works there.
 
+use std::fmt::Display;
 use std::future::IntoFuture;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::http::Request;
+use axum::http::Method;
 use axum::routing::post;
-use tokio::time::timeout;
-use tower::ServiceExt;
+use tokio::time::{sleep, timeout};
 use tower_redlock::deadpool_redis::redis::{Client, cmd};
 use tower_redlock::{
-    IdempotencyLayer, ListCursor, LockError, LockKey, NodeState, Redlock, RedlockBuilder,
-    Rejection, Retry, scope,
+    ListCursor, LockError, LockKey, NodeState, Redlock, RedlockBuilder, Rejection, Retry,
 };
 
+use crate::answer::Answer;
+use crate::idempotent::{keyed_request, once};
 use crate::waiting::wait_until;
 
 /// Locks a key that is free, and releases it on a majority.
@@ -23,14 +23,26 @@ pub async fn lock_and_release(redlock: &Redlock, key: impl Into<LockKey>) {
     guard.release().await.unwrap();
 }
 
+/// What went wrong, of all that was tried.
+#[derive(Default)]
+struct Complaints(Vec<String>);
+
+impl Complaints {
+    /// Notes what an attempt has failed with.
+    fn note<T, E: Display>(&mut self, what: &str, tried: Result<T, E>) -> Option<T> {
+        let noted = tried.map_err(|error| self.0.push(format!("{what}: {error}")));
+        noted.ok()
+    }
+}
+
 /// Locks, waits, contends, extends, releases and records, and returns what went wrong.
 pub async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut complaints = Complaints::default();
     for fencing in [true, false] {
         let redlock = builder().fencing(fencing).ttl(TTL).build().unwrap();
         for node in redlock.health().await.nodes {
             if let NodeState::Unreachable { why, .. } = node.state {
-                complaints.push(format!("health: {}: {why}", node.node));
+                complaints.0.push(format!("health: {}: {why}", node.node));
             }
         }
         for keys in [
@@ -38,60 +50,47 @@ pub async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<Str
             vec![format!("{key}2"), format!("{key}3")],
         ] {
             let keys = keys.into_iter().map(|key| format!("{key}{fencing}"));
-            let guard = match redlock.lock_all(keys).wait(Duration::ZERO).await {
-                Ok(guard) => guard,
-                Err(error) => {
-                    complaints.push(format!("lock: {error}"));
-                    continue;
-                }
+            let locked = redlock.lock_all(keys).wait(Duration::ZERO).await;
+            let Some(guard) = complaints.note("lock", locked) else {
+                continue;
             };
-            let key = guard.key().clone();
-            if let Err(error) = redlock.try_lock(key).await
-                && !matches!(error, LockError::Contended { .. })
-            {
-                complaints.push(format!("contend: {error}"));
+            let refused = redlock.try_lock(guard.key()).await;
+            if !matches!(refused, Err(LockError::Contended { .. })) {
+                complaints.note("contend", refused);
             }
-            if let Err(error) = guard.extend(TTL).await {
-                complaints.push(format!("extend: {error}"));
-            }
-            if let Err(error) = guard.release().await {
-                complaints.push(format!("release: {error}"));
-            }
+            complaints.note("extend", guard.extend(TTL).await);
+            complaints.note("release", guard.release().await);
         }
     }
     use_other_kinds(&builder, key, &mut complaints).await;
     let [ours, theirs] = [(); 2].map(|()| builder().ttl(TTL).build().unwrap());
     if let Ok(guard) = ours.try_lock(format!("{key}4")).await {
         let waiting = tokio::spawn(theirs.lock(format!("{key}4")).wait(TTL).into_future());
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        sleep(Duration::from_millis(50)).await;
         drop(guard);
-        if let Err(error) = waiting.await.unwrap() {
-            complaints.push(format!("wait: {error}"));
-        }
+        complaints.note("wait", waiting.await.unwrap());
     }
     // Records that come with every answer of a node, and that do not.
     for size in [1, 20_000] {
         let redlock = builder().ttl(TTL).build().unwrap();
-        let layer = IdempotencyLayer::new(redlock, scope::public());
         let pay = post(async move || "x".repeat(size));
-        let app = Router::new().route("/", pay).route_layer(layer);
+        let app = Router::new().route("/", pay).route_layer(once(&redlock));
         for replayed in [false, true] {
-            let request = Request::post("/").header("idempotency-key", format!("{key}-{size}"));
-            let request = request.body(Body::empty()).unwrap();
-            let Ok(answer) = app.clone().oneshot(request).await;
-            match answer.extensions().get() {
-                Some(Rejection::Failed(error)) => complaints.push(format!("pay: {error}")),
-                Some(refused) => complaints.push(format!("pay: {refused:?}")),
+            let key = format!("{key}-{size}");
+            let answer = Answer::to(&app, keyed_request(Method::POST, "/", key.as_bytes())).await;
+            match &answer.rejection {
+                Some(Rejection::Failed(error)) => complaints.0.push(format!("pay: {error}")),
+                Some(refused) => complaints.0.push(format!("pay: {refused:?}")),
                 None => {
-                    let has = |name| answer.headers().contains_key(name);
-                    if has("idempotency-replayed") != replayed || has("idempotency-recorded") {
-                        complaints.push(format!("pay: {answer:?}"));
+                    let is_recorded = !answer.headers.contains_key("idempotency-recorded");
+                    if answer.is_replayed() != replayed || !is_recorded {
+                        complaints.0.push(format!("pay: {answer:?}"));
                     }
                 }
             }
         }
     }
-    complaints
+    complaints.0
 }
 
 /// Uses every connection of a node: that for locks, that for subscriptions, and those that read records.
@@ -155,34 +154,20 @@ const HOUR: Duration = Duration::from_secs(3600);
 async fn use_other_kinds(
     builder: &impl Fn() -> RedlockBuilder,
     key: &str,
-    complaints: &mut Vec<String>,
+    complaints: &mut Complaints,
 ) {
     let [ours, theirs] = [(); 2].map(|()| builder().ttl(TTL).build().unwrap());
-    let complain = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-    match ours.try_lock(format!("{key}5")).shared().await {
-        Ok(reader) => {
-            if let Err(error) = reader.extend(TTL).await {
-                complaints.push(complain("extend a reader", &error));
-            }
-            let seen = ours.inspect(format!("{key}5")).await;
-            for error in seen
-                .nodes
-                .iter()
-                .filter_map(|node| node.outcome.as_ref().err())
-            {
-                complaints.push(complain("inspect", error));
-            }
-            let writing = theirs.lock(format!("{key}5")).wait(2 * TTL).into_future();
-            let writing = tokio::spawn(writing);
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            if let Err(error) = reader.release().await {
-                complaints.push(complain("release a reader", &error));
-            }
-            if let Err(error) = writing.await.unwrap() {
-                complaints.push(complain("write after a reader", &error));
-            }
+    let read = ours.try_lock(format!("{key}5")).shared().await;
+    if let Some(reader) = complaints.note("read", read) {
+        complaints.note("extend a reader", reader.extend(TTL).await);
+        for node in ours.inspect(format!("{key}5")).await.nodes {
+            complaints.note("inspect", node.outcome);
         }
-        Err(error) => complaints.push(complain("read", &error)),
+        let writing = theirs.lock(format!("{key}5")).wait(2 * TTL).into_future();
+        let writing = tokio::spawn(writing);
+        sleep(Duration::from_millis(50)).await;
+        complaints.note("release a reader", reader.release().await);
+        complaints.note("write after a reader", writing.await.unwrap());
     }
     let slot = || ours.try_lock(format!("{key}6")).slots(2);
     let slots = [
@@ -193,17 +178,11 @@ async fn use_other_kinds(
     match slots {
         [Ok(one), Ok(other), Err(LockError::Contended { .. })] => {
             for guard in [one, other] {
-                if let Err(error) = guard.release().await {
-                    complaints.push(complain("release a slot", &error));
-                }
+                complaints.note("release a slot", guard.release().await);
             }
         }
-        slots => complaints.push(format!("slots: {slots:?}")),
+        slots => complaints.0.push(format!("slots: {slots:?}")),
     }
-    if let Err(error) = ours.revoke(format!("{key}6")).await {
-        complaints.push(complain("revoke", &error));
-    }
-    if let Err(error) = ours.list("nothing", ListCursor::default()).await {
-        complaints.push(complain("list", &error));
-    }
+    complaints.note("revoke", ours.revoke(format!("{key}6")).await);
+    complaints.note("list", ours.list("nothing", ListCursor::default()).await);
 }
