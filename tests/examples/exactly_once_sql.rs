@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rusqlite::Connection;
-use support::http::{Response, request};
+use support::Answer;
+use support::http::request;
 use tokio::time::timeout;
 
 use crate::documented::Example;
@@ -47,7 +48,7 @@ async fn payments_of_killed_servers_are_booked_once() {
     assert_eq!(number("SELECT 100 - balance FROM account"), FRESH * KILLS);
 }
 
-async fn pay(addr: SocketAddr, key: u32) -> Response {
+async fn pay(addr: SocketAddr, key: u32) -> Answer {
     let headers = [("idempotency-key", &*key.to_string())];
     request(addr, "POST", "/payments?amount=1", &headers, b"").await
 }

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
-use support::http::{Response, request};
-use support::{ChildProcess, Cluster, ms, quorum};
+use support::http::request;
+use support::{Answer, ChildProcess, Cluster, ms, quorum};
 use tokio::time::sleep;
 
 use crate::PATIENCE;
@@ -16,7 +16,7 @@ fn start(cluster: &Cluster) -> (ChildProcess, SocketAddr) {
 }
 
 /// Sends requests shortly after each other, while the earlier ones run.
-async fn send_all(addr: SocketAddr, requests: &[(&'static str, &'static str)]) -> Vec<Response> {
+async fn send_all(addr: SocketAddr, requests: &[(&'static str, &'static str)]) -> Vec<Answer> {
     let mut running = Vec::new();
     for (method, target) in requests.iter().copied() {
         let tenant = [("x-tenant", "a")];
@@ -32,10 +32,10 @@ async fn send_all(addr: SocketAddr, requests: &[(&'static str, &'static str)]) -
     responses
 }
 
-fn said(responses: &[Response]) -> Vec<(u16, String)> {
+fn said(responses: &[Answer]) -> Vec<(u16, String)> {
     let said = responses
         .iter()
-        .map(|response| (response.status, response.text()));
+        .map(|response| (response.status.as_u16(), response.text()));
     said.collect()
 }
 

@@ -6,8 +6,8 @@ use std::net::{SocketAddr, TcpStream};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use support::http::{Response, request};
-use support::{ChildProcess, example_path, free_port, ms};
+use support::http::request;
+use support::{Answer, ChildProcess, example_path, free_port, ms};
 use tokio::time::{sleep, timeout};
 
 use crate::PATIENCE;
@@ -31,15 +31,14 @@ impl Playground {
         Self { process, addr }
     }
 
-    async fn get(&self, path: &str) -> Response {
+    async fn get(&self, path: &str) -> Answer {
         request(self.addr, "GET", path, &[], b"").await
     }
 
     async fn execute(&self, command: &str) -> u16 {
         let headers = [("content-type", "application/json")];
-        request(self.addr, "POST", "/commands", &headers, command.as_bytes())
-            .await
-            .status
+        let answer = request(self.addr, "POST", "/commands", &headers, command.as_bytes());
+        answer.await.status.as_u16()
     }
 
     async fn obey(&self, command: &str) {

@@ -7,8 +7,8 @@ use axum::Router;
 use axum::extract::Query;
 use axum::response::IntoResponse;
 use axum::routing::post;
-use support::http::{Response, request, serve};
-use support::{Cluster, Executed, ms, once, secs, until};
+use support::http::{request, serve};
+use support::{Answer, Cluster, Executed, ms, once, secs, until};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard};
@@ -70,7 +70,7 @@ impl Server {
         }
     }
 
-    pub(crate) async fn pay(&self, path: &str, key: &str) -> Response {
+    pub(crate) async fn pay(&self, path: &str, key: &str) -> Answer {
         pay(self.addr, path, key).await
     }
 
@@ -80,13 +80,13 @@ impl Server {
         &self,
         path: &str,
         key: &str,
-        first: &Response,
+        first: &Answer,
     ) -> impl Future<Output = ()> {
         let caller = std::panic::Location::caller();
         async move {
             let again = self.pay(path, key).await;
-            assert!(is_replayed(&again), "{caller}: {}", said(&again));
-            assert_eq!(as_recorded(&again), as_recorded(first), "{caller}");
+            assert!(again.is_replayed(), "{caller}: {}", said(&again));
+            assert_eq!(again.as_recorded(), first.as_recorded(), "{caller}");
         }
     }
 }
@@ -112,37 +112,24 @@ pub(crate) async fn redlock(urls: Vec<String>, running: usize, node_timeout: Dur
     redlock
 }
 
-pub(crate) async fn pay(addr: SocketAddr, path: &str, key: &str) -> Response {
+pub(crate) async fn pay(addr: SocketAddr, path: &str, key: &str) -> Answer {
     request(addr, "POST", path, &[(KEY, key)], b"amount=5").await
 }
 
 /// An answer, for the messages of this test.
-pub(crate) fn said(answer: &Response) -> String {
-    let text = answer.text().escape_debug().to_string();
+pub(crate) fn said(answer: &Answer) -> String {
+    let text = answer.body.escape_ascii().to_string();
     format!("{} {text:.300}", answer.status)
 }
 
-pub(crate) fn is_replayed(answer: &Response) -> bool {
-    answer.status == 200 && answer.header("idempotency-replayed") == Some("true")
-}
-
 /// Whether it was executed for this answer, and recorded.
-pub(crate) fn is_executed(answer: &Response) -> bool {
+pub(crate) fn is_executed(answer: &Answer) -> bool {
     let marks = ["idempotency-replayed", "idempotency-recorded"];
     answer.status == 200 && marks.iter().all(|mark| answer.header(mark).is_none())
 }
 
-pub(crate) fn is_contended(answer: &Response) -> bool {
+pub(crate) fn is_contended(answer: &Answer) -> bool {
     answer.status == 409 && answer.json()["code"] == "request-in-progress"
-}
-
-/// All of an answer that a replay has in common with the first.
-pub(crate) fn as_recorded(answer: &Response) -> (u16, Vec<(String, String)>, &[u8]) {
-    let own = ["date", "idempotency-replayed"];
-    let mut headers = answer.headers.clone();
-    headers.retain(|(name, _)| !own.contains(&name.as_str()));
-    headers.sort();
-    (answer.status, headers, &answer.body)
 }
 
 /// A busy machine is no outage.

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use support::http::{Client, Response};
-use support::{Cluster, Executed, Proxy, ms, once, secs, until_all_up, wait_until};
+use support::http::Client;
+use support::{Answer, Cluster, Executed, Proxy, ms, once, secs, until_all_up, wait_until};
 use tokio::time::{Instant, sleep};
 use tower_redlock::IdempotencyLayer;
 
 use crate::bank::{
-    KEY, NODE_TIMEOUT, PATIENCE, RETRIES, Server, as_recorded, is_contended, is_executed,
-    is_replayed, pay, redlock, routes, said,
+    KEY, NODE_TIMEOUT, PATIENCE, RETRIES, Server, is_contended, is_executed, pay, redlock, routes,
+    said,
 };
 
 /// A hundred clients of two servers, which send the same at once.
@@ -35,7 +35,7 @@ impl Crowd {
     }
 
     /// Sends duplicates until one is executed, and returns its answer.
-    async fn pay(&mut self, path: &str, key: &str, bank: &Executed) -> Response {
+    async fn pay(&mut self, path: &str, key: &str, bank: &Executed) -> Answer {
         let before = bank.count();
         for _ in 0..RETRIES {
             let headers = [(KEY, key)];
@@ -46,7 +46,8 @@ impl Crowd {
             let (winners, others): (Vec<_>, Vec<_>) = answers.into_iter().partition(is_executed);
             assert_eq!(winners.len(), executed, "{key}");
             assert!(executed <= 1, "{key} was executed {executed} times");
-            let (replayed, refused): (Vec<_>, Vec<_>) = others.iter().partition(|o| is_replayed(o));
+            let (replayed, refused): (Vec<_>, Vec<_>) =
+                others.iter().partition(|o| o.is_replayed());
             for other in &refused {
                 assert!(is_contended(other), "{}", said(other));
             }
@@ -58,7 +59,7 @@ impl Crowd {
                 continue;
             };
             for other in replayed {
-                assert_eq!(as_recorded(other), as_recorded(&winner), "{key}");
+                assert_eq!(other.as_recorded(), winner.as_recorded(), "{key}");
             }
             return winner;
         }
@@ -132,7 +133,7 @@ async fn response_is_recorded_although_connections_break_while_recording() {
         let what = format!("{lost} lost, arrives: {arrives}: {}", said(&first));
         assert!(is_executed(&first), "{what}");
         let again = pay(server.addr, "/payments?ms=300", "a").await;
-        assert!(is_replayed(&again), "{what}, then {}", said(&again));
+        assert!(again.is_replayed(), "{what}, then {}", said(&again));
         assert_eq!(bank.count(), 1);
         cluster.wait_until_free(PATIENCE).await;
     }

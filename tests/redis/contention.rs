@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use support::http::{Client, Response};
-use support::{ChildProcess, Cluster, alone, ms, quorum, secs};
+use support::http::Client;
+use support::{Answer, ChildProcess, Cluster, alone, ms, quorum, secs};
 use tokio::time::Instant;
 
 /// How long a withdrawal thinks; longer than eight requests are apart on a busy machine.
@@ -12,7 +12,7 @@ const HOLD: Duration = ms(100);
 
 const ROUNDS: u32 = 40;
 
-fn assert_honest_refusal(refusal: &Response, account: &str, nodes: &[String]) {
+fn assert_honest_refusal(refusal: &Answer, account: &str, nodes: &[String]) {
     assert_eq!(refusal.status, 423);
     let retry_after: u64 = refusal.header("retry-after").unwrap().parse().unwrap();
     assert!(retry_after >= 1);

@@ -9,8 +9,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::middleware::map_response;
 use axum::routing::post;
-use support::http::{Client, Response, serve};
-use support::{Cluster, Proxy, RedisServer, alone, ms, secs, until_all_up};
+use support::http::{Client, serve};
+use support::{Answer, Cluster, Proxy, RedisServer, alone, ms, secs, until_all_up};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower_redlock::{Redlock, RedlockLayer, Rejection, key};
@@ -161,7 +161,7 @@ async fn tell_why(mut response: axum::response::Response) -> axum::response::Res
 }
 
 /// Sends one request and returns the answer and how long it took to its last byte.
-async fn withdraw(client: &mut Client) -> (Response, Duration) {
+async fn withdraw(client: &mut Client) -> (Answer, Duration) {
     let sent = Instant::now();
     let response = client
         .request("POST", "/accounts/7/withdraw", &[], b"")
@@ -314,7 +314,7 @@ async fn majority_is_a_503_until_it_is_back(case: Case) {
 }
 
 #[track_caller]
-fn assert_unavailable(response: &Response) {
+fn assert_unavailable(response: &Answer) {
     let text = response.text();
     assert_eq!(response.status, 503, "{text}");
     let content_type = response.header("content-type");

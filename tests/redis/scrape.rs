@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use support::http::{Response, request};
-use support::{ChildProcess, Cluster, ms, secs};
+use support::http::request;
+use support::{Answer, ChildProcess, Cluster, ms, secs};
 use tokio::task::JoinHandle;
 
 /// A running `metrics` example.
@@ -26,16 +26,16 @@ impl Server {
         Self { addr, _process }
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Response {
+    pub(crate) async fn get(&self, path: &str) -> Answer {
         request(self.addr, "GET", path, &[], b"").await
     }
 
-    pub(crate) async fn post(&self, path: &str) -> Response {
+    pub(crate) async fn post(&self, path: &str) -> Answer {
         request(self.addr, "POST", path, &[], b"").await
     }
 
     /// Sends a request whose client goes away when the task is aborted.
-    pub(crate) fn post_beside(&self, path: &'static str) -> JoinHandle<Response> {
+    pub(crate) fn post_beside(&self, path: &'static str) -> JoinHandle<Answer> {
         let addr = self.addr;
         tokio::spawn(async move { request(addr, "POST", path, &[], b"").await })
     }

@@ -50,7 +50,10 @@ async fn sigterm_lets_requests_in_flight_finish_and_leaves_no_lock() {
     server.signal(Signal::SIGTERM);
     for job in jobs {
         let response = job.await.unwrap();
-        assert_eq!((response.status, response.text().as_str()), (200, "done\n"));
+        assert_eq!(
+            (response.status.as_u16(), &*response.text()),
+            (200, "done\n")
+        );
     }
     ends_and_says(&mut server, "drained: nothing left");
     assert_eq!(cluster.lock_keys(), [""; 0]);

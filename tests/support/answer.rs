@@ -1,4 +1,4 @@
-//! The answer of a service that is called without a socket.
+//! The answer of a service, whether it is called with or without a socket.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
+use axum::http::header::DATE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use http_body_util::BodyExt;
@@ -59,27 +60,38 @@ impl Answer {
         B: HttpBody<Error: Debug>,
     {
         let Ok(response) = app.clone().oneshot(request).await;
+        let answer = Self::of(response).await;
+        answer.expect("the body comes to its end")
+    }
+
+    /// Reads a response to its end.
+    pub async fn of<B: HttpBody>(response: Response<B>) -> Result<Self, B::Error> {
         let (head, body) = response.into_parts();
-        let body = body.collect().await.expect("the body comes to its end");
-        Self {
+        let body = body.collect().await?;
+        Ok(Self {
             status: head.status,
             headers: head.headers,
             trailers: body.trailers().cloned(),
             body: body.to_bytes(),
             rejection: head.extensions.get().cloned(),
-        }
+        })
+    }
+
+    /// Returns the first header of a name, if it is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
     }
 
     /// Returns whether it is what an idempotent request was answered before.
     pub fn is_replayed(&self) -> bool {
-        let replayed = self.headers.get(REPLAYED);
-        replayed.is_some_and(|value| value == "true")
+        self.header(REPLAYED) == Some("true")
     }
 
     /// Returns everything that a replay has in common with the first answer.
     pub fn as_recorded(&self) -> (StatusCode, HeaderMap, &Bytes, Option<&HeaderMap>) {
         let mut headers = self.headers.clone();
         headers.remove(REPLAYED);
+        headers.remove(DATE);
         (self.status, headers, &self.body, self.trailers.as_ref())
     }
 
@@ -88,9 +100,11 @@ impl Answer {
         String::from_utf8(self.body.to_vec()).expect("the body is text")
     }
 
-    /// Returns the body as JSON.
+    /// Returns the body as JSON; panics with its text if it is something else.
+    #[track_caller]
     pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).expect("the body is JSON")
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
     /// Returns the status, and which refusal it is.

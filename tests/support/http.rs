@@ -6,13 +6,15 @@ use std::time::Duration;
 use axum::Router;
 use axum::serve::{ListenerExt, TapIo};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+
+use crate::answer::Answer;
 
 /// Returns a listener on a free port for axum, and its address.
 ///
@@ -42,7 +44,7 @@ pub async fn request(
     path: &str,
     headers: &[(&str, &str)],
     body: &[u8],
-) -> Response {
+) -> Answer {
     let mut client = Client::connect(addr).await;
     client.request(method, path, headers, body).await
 }
@@ -80,7 +82,7 @@ impl Client {
         path: &str,
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> Response {
+    ) -> Answer {
         self.try_request(method, path, headers, body)
             .await
             .unwrap_or_else(|error| panic!("{method} {path}: {error:?}"))
@@ -93,22 +95,9 @@ impl Client {
         path: &str,
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> hyper::Result<Response> {
-        let (head, body) = self.send(method, path, headers, body).await?.into_parts();
-        let body = bounded(body.collect()).await?.to_bytes();
-        let headers = head
-            .headers
-            .iter()
-            .map(|(name, value)| {
-                let value = String::from_utf8_lossy(value.as_bytes());
-                (name.as_str().to_owned(), value.into_owned())
-            })
-            .collect();
-        Ok(Response {
-            status: head.status.as_u16(),
-            headers,
-            body: body.to_vec(),
-        })
+    ) -> hyper::Result<Answer> {
+        let response = self.send(method, path, headers, body).await?;
+        bounded(Answer::of(response)).await
     }
 
     /// Sends a request and returns as soon as the head is there; the body is read by the test.
@@ -141,37 +130,6 @@ impl Drop for Client {
     fn drop(&mut self) {
         // The task would otherwise keep the connection until a response that no test reads.
         self.connection.abort();
-    }
-}
-
-/// A response that was read to its end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Response {
-    pub status: u16,
-    /// Names in lower case, in the order of arrival.
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
-}
-
-impl Response {
-    /// Returns the first header of a name, in any case.
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(own, _)| own.eq_ignore_ascii_case(name))
-            .map(|(_, value)| value.as_str())
-    }
-
-    /// Returns the body as JSON; panics with its text if it is something else.
-    #[track_caller]
-    pub fn json(&self) -> serde_json::Value {
-        serde_json::from_slice(&self.body)
-            .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
-    }
-
-    /// Returns the body as text.
-    pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.body).into_owned()
     }
 }
 

@@ -93,7 +93,7 @@ impl AnyClient {
         match self {
             Self::Http1(client) => {
                 let response = client.request(method, "/", headers, b"").await;
-                (response.status, response.text())
+                (response.status.as_u16(), response.text())
             }
             Self::Http2(client) => {
                 let response = client.request(method, headers, b"").await;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::post;
-use support::http::{Client, Response, listen, request};
-use support::{assert_matches, until, wait_until};
+use support::http::{Client, listen, request};
+use support::{Answer, assert_matches, until, wait_until};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
@@ -53,7 +53,7 @@ async fn drain_serves_the_holder_and_refuses_waiters_and_new_requests() {
 
         gate.add_permits(1);
         let served = holder.await.unwrap();
-        assert_eq!((served.status, served.text().as_str()), (200, "done"));
+        assert_eq!((served.status.as_u16(), &*served.text()), (200, "done"));
         // Free with the last byte of the response.
         assert_eq!(nodes.locks(), [0, 0, 0]);
         let drained = timeout(SOON, draining).await;
@@ -91,7 +91,7 @@ async fn serve_until_ends_the_requests_under_way_and_refuses_new_connections() {
 
     gate.add_permits(1);
     let served = holder.await.unwrap();
-    assert_eq!((served.status, served.text().as_str()), (200, "done"));
+    assert_eq!((served.status.as_u16(), &*served.text()), (200, "done"));
     assert_eq!(nodes.locks(), [0, 0, 0], "free with the last byte");
     let served = timeout(SOON, serving).await;
     let (output, drained) = served.expect("nothing is waited for").unwrap();
@@ -110,12 +110,12 @@ fn app(gate: &Arc<Semaphore>, layer: RedlockLayer) -> Router {
 }
 
 /// A request on a connection of its own, which the server may close afterwards.
-fn spawn_request(addr: SocketAddr) -> JoinHandle<Response> {
+fn spawn_request(addr: SocketAddr) -> JoinHandle<Answer> {
     tokio::spawn(async move { request(addr, "POST", "/", &[], b"").await })
 }
 
 #[track_caller]
-fn assert_shutting_down(refused: &Response) {
+fn assert_shutting_down(refused: &Answer) {
     assert_eq!(refused.status, 503);
     assert_eq!(refused.json()["code"], "shutting-down");
     assert!(refused.header("retry-after").is_some());

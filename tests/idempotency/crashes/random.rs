@@ -103,7 +103,7 @@ async fn kill_one(number: u64, setup: &Setup, others: &[Survivor; 2]) -> Vec<End
     let mut ended = Vec::new();
     for ((key, dying), told) in iter::zip(iter::zip(keys, dying), told) {
         let answer = dying.await.expect("the client does not panic").ok();
-        let answer = answer.map(|answer| Told::of_response(&answer));
+        let answer = answer.map(|answer| Told::of(&answer));
         let mut told = told.await.into_iter();
         let mut next = || {
             let told = told.next().expect("there are two");

@@ -14,7 +14,7 @@ use axum::Router;
 use axum::extract::{Query, State};
 use axum::routing::post;
 use nix::sys::signal::Signal;
-use support::http::{Response, listen};
+use support::http::listen;
 use support::{Answer, ChildProcess, Cluster, Deadline, ms, request_with, until_all_up};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::runtime;
@@ -147,12 +147,6 @@ impl Told {
         matches!(self, Self::Paid { replayed, .. } if !replayed)
     }
 
-    #[track_caller]
-    pub(crate) fn of_response(response: &Response) -> Self {
-        let replayed = response.header(REPLAYED).is_some();
-        Self::of(response.status, replayed, &response.body)
-    }
-
     /// Returns the response of the payment, if there is one.
     pub(crate) fn body(&self) -> Option<&str> {
         match self {
@@ -162,15 +156,15 @@ impl Told {
     }
 
     #[track_caller]
-    fn of(status: u16, replayed: bool, body: &[u8]) -> Self {
-        let body = String::from_utf8_lossy(body).into_owned();
+    pub(crate) fn of(answer: &Answer) -> Self {
+        let (body, replayed) = (answer.text(), answer.is_replayed());
         let has = |code: &str| body.contains(&format!("\"code\":\"{code}\""));
-        match status {
+        match answer.status.as_u16() {
             200 => Self::Paid { body, replayed },
             409 if has("outcome-unknown") => Self::Unknown,
             409 if has("request-in-progress") => Self::Contended,
             503 if LATE.iter().any(|code| has(code)) => Self::Unavailable,
-            _ => panic!("{status} {body}"),
+            status => panic!("{status} {body}"),
         }
     }
 }
@@ -186,9 +180,7 @@ impl Survivor {
 
     async fn pay(&self, key: &str) -> Told {
         let request = request_with("POST", "/payments", &[(KEY, key)]);
-        let answer = Answer::to(&self.0, request).await;
-        let replayed = answer.headers.contains_key(REPLAYED);
-        Told::of(answer.status.as_u16(), replayed, &answer.body)
+        Told::of(&Answer::to(&self.0, request).await)
     }
 
     /// Sends duplicates until enough nodes are in time.
@@ -325,7 +317,6 @@ async fn app(setup: &Setup, go: Arc<Semaphore>) -> Router {
         .with_state(bank)
 }
 
-const REPLAYED: &str = "idempotency-replayed";
 /// The codes of refusals for want of time.
 const LATE: [&str; 3] = ["lock-unavailable", "lock-expired", "lock-lost"];
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use support::http::{Client, Response};
-use support::{Cluster, Proxy, ms, secs, wait_until};
+use support::http::Client;
+use support::{Answer, Cluster, Proxy, ms, secs, wait_until};
 use tokio::task::JoinHandle;
 
 use crate::crashes::server::{Effects, Setup, Survivor, Told, Victim};
@@ -19,7 +19,7 @@ struct Scene {
     effects: Effects,
     victim: Victim,
     other: Survivor,
-    dying: JoinHandle<hyper::Result<Response>>,
+    dying: JoinHandle<hyper::Result<Answer>>,
 }
 
 impl Scene {
@@ -170,7 +170,7 @@ async fn record_of_a_killed_server_at_a_majority_is_replayed_and_repaired() {
         scene.victim.kill();
         assert_eq!(scene.recorded(), [true, true, false]);
         assert_eq!(
-            (answer.status, &*answer.text()),
+            (answer.status.as_u16(), &*answer.text()),
             (200, &*scene.is_replayed().await)
         );
         // Any two have it now.
