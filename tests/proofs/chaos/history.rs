@@ -79,10 +79,9 @@ impl History {
         self.live.push((new.clone(), handle.clone()));
     }
 
-    /// Adds what the records and the storage contradict, also in the eyes of a checker that is not ours.
+    /// Adds what the records and the storage contradict, the records in the eyes of a checker that is not ours.
     pub(crate) fn check(&mut self, name: &str) {
-        let found = [check(&self.records), check_storage(&self.storage)];
-        self.violations.extend(found.into_iter().flatten());
+        self.violations.extend(check_storage(&self.storage));
         let lives: Vec<_> = self.traces.iter().flat_map(Traces::all).collect();
         let unlike = |(_, trace): &(_, _)| histories::not_of_the_model(trace);
         self.violations.extend(lives.iter().filter_map(unlike));
@@ -222,69 +221,6 @@ fn holds(records: &[Record]) -> Vec<Hold> {
     holds.collect()
 }
 
-/// Returns all contradictions to the promises in a history.
-fn check(records: &[Record]) -> Vec<String> {
-    let mut violations = Vec::new();
-    for key in KEYS {
-        let of_key = || records.iter().filter(|record| record.keys.contains(&key));
-        let mut by_token: Vec<_> = of_key().filter(|record| record.token.is_some()).collect();
-        by_token.sort_by_key(|record| record.token);
-        for pair in by_token.windows(2) {
-            if pair[0].token == pair[1].token {
-                violations.push(format!("one token twice on {key}: {pair:?}"));
-            }
-        }
-        violations.extend(falls(key, &by_token));
-
-        let mut by_grant: Vec<_> = of_key()
-            .filter(|record| record.known_valid.is_some())
-            .collect();
-        by_grant.sort_by_key(|record| record.granted);
-        // Those that were valid for longest so far: among all, and among writers, who exclude readers too.
-        let (mut of_all, mut of_writers): (Option<&Record>, Option<&Record>) = (None, None);
-        for record in by_grant {
-            let is_writer = record.token.is_some();
-            let longest = if is_writer { of_all } else { of_writers };
-            if let Some(longest) = longest
-                && longest.known_valid > Some(record.granted)
-                && record.known_valid > Some(record.granted)
-            {
-                violations.push(format!(
-                    "two were valid at once on {key}: {longest:?} and {record:?}"
-                ));
-            }
-            let is_longer = |than: Option<&Record>| {
-                record.known_valid > than.and_then(|longest| longest.known_valid)
-            };
-            if is_longer(of_all) {
-                of_all = Some(record);
-            }
-            if is_writer && is_longer(of_writers) {
-                of_writers = Some(record);
-            }
-        }
-    }
-    violations
-}
-
-/// Returns the locks on a key that were asked for when a higher token had been granted.
-pub(crate) fn falls(key: &str, by_token: &[&Record]) -> Vec<String> {
-    let mut falls = Vec::new();
-    // The earliest grant among the higher tokens.
-    let mut above: Option<&Record> = None;
-    for record in by_token.iter().rev() {
-        if let Some(above) = above
-            && above.granted < record.begun
-        {
-            falls.push(format!("a token fell on {key}: {above:?}, then {record:?}"));
-        }
-        if above.is_none_or(|above| record.granted < above.granted) {
-            above = Some(record);
-        }
-    }
-    falls
-}
-
 /// Returns the keys on which an older holder wrote after a newer one.
 ///
 /// Which holder is older follows from the times of their locks. The storage compares tokens, so it lets
@@ -330,58 +266,6 @@ pub(crate) fn record(
         granted: at(granted),
         known_valid: Some(at(valid)),
     }
-}
-
-#[test]
-fn checker_finds_each_broken_promise_and_none_in_a_good_history() {
-    let epoch = Instant::now();
-    let of = |keys, token, times| record(epoch, keys, token, times);
-    let first = of(&["a", "b"], 5, [0, 10, 20]);
-    let found = |second: Record| check(&[second, first.clone()]);
-    // Later, with a higher token; also when it was asked for while the first held.
-    assert!(found(of(&["b"], 6, [15, 30, 40])).is_empty());
-    // No key in common.
-    assert!(found(of(&["c", "d"], 5, [0, 10, 20])).is_empty());
-    // Asked for before the first was granted, so the order is free.
-    assert!(found(of(&["b", "c"], 4, [5, 30, 40])).is_empty());
-    for (second, expected) in [
-        (of(&["b", "c"], 4, [11, 30, 40]), "a token fell on b"),
-        (of(&["a"], 4, [11, 30, 40]), "a token fell on a"),
-        (of(&["b"], 5, [5, 30, 40]), "one token twice on b"),
-        (of(&["b"], 6, [5, 19, 40]), "two were valid at once on b"),
-        (of(&["b"], 6, [0, 9, 11]), "two were valid at once on b"),
-    ] {
-        let found = found(second);
-        assert!(
-            matches!(found.as_slice(), [one] if one.starts_with(expected)),
-            "{expected}: {found:#?}"
-        );
-    }
-}
-
-#[test]
-fn checker_finds_a_writer_beside_a_reader_and_lets_readers_be_many() {
-    let epoch = Instant::now();
-    let write = |token, times| record(epoch, &["a"], token, times);
-    let read = |keys, times| Record {
-        token: None,
-        ..record(epoch, keys, 0, times)
-    };
-    let found = |records: &[Record]| check(records).len();
-    let (long, short) = (read(&["a", "b"], [0, 10, 90]), read(&["a"], [0, 20, 30]));
-    let alone = write(5, [0, 91, 99]);
-    assert_eq!(found(&[long.clone(), short.clone(), alone]), 0);
-    // The first is still valid when the writer is; the second has ended.
-    let early = write(5, [0, 40, 50]);
-    assert_eq!(found(&[long, short.clone(), early.clone()]), 1);
-    let earlier = write(4, [0, 25, 26]);
-    assert_eq!(found(&[short, earlier, early]), 1);
-    // Readers that come while a writer holds, also behind one that ended before.
-    let writer = write(5, [0, 10, 90]);
-    assert_eq!(found(&[writer.clone(), read(&["b"], [0, 20, 30])]), 0);
-    let two = [read(&["a"], [0, 20, 30]), read(&["a"], [0, 40, 50])];
-    assert_eq!(found(&[&[writer][..], &two].concat()), 2);
-    assert_eq!(found(&two), 0);
 }
 
 #[test]
