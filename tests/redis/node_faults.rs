@@ -25,8 +25,11 @@ const NODE_TIMEOUTS: [Duration; 4] = [ms(50), ms(100), ms(200), ms(400)];
 /// What a busy machine may add to any answer. Less would test the machine.
 const NOISE: Duration = ms(100);
 
-/// How many requests tell what is normal, and at least how many meet a fault.
-const REQUESTS: usize = 300;
+/// How many requests tell what is normal, and how many meet a fault one right after the other.
+const REQUESTS: usize = 100;
+
+/// The pause between those that only show that a fault stays without effect for as long as it lasts.
+const PAUSE: Duration = ms(2);
 
 /// How long requests go on after a fault: the lanes try and fail to connect several times.
 const FAULT: Duration = ms(1500);
@@ -128,7 +131,7 @@ impl Service {
         assert!(by_majority, "{requests} requests: {commands:?}");
     }
 
-    /// Sends requests, each after the answer to the one before, at least `REQUESTS` and for `least`.
+    /// Sends requests, each after the answer to the one before, at least [`REQUESTS`] and for `least`.
     async fn withdraw_for(addr: SocketAddr, least: Duration) -> Latencies {
         let mut client = Client::connect(addr).await;
         let began = Instant::now();
@@ -139,6 +142,9 @@ impl Service {
             let what = format!("request {number}, after {after:?}");
             assert_eq!(response.status, 200, "{what}: {:?}", response.header(WHY));
             latencies.push(took);
+            if latencies.len() > REQUESTS {
+                sleep(PAUSE).await;
+            }
         }
         latencies.sort_unstable();
         Latencies(latencies)
