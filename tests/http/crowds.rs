@@ -1,10 +1,9 @@
 //! Crowds of requests for one free key in a fault: none is told that another request holds it.
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::Path;
 use axum::routing::any;
-use http::{Method, Request, StatusCode};
+use http::{Method, StatusCode};
 use support::{Answer, Executed, ms, once, redlock, request_with, secs, set_all, three_nodes};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
@@ -143,27 +142,6 @@ async fn crowds_at_two_services_beside_a_silent_node_have_a_winner() {
             }
         }
     }
-}
-
-// Rules: idempotency-key-reused
-#[tokio::test(start_paused = true)]
-async fn another_body_behind_a_duplicate_is_refused_as_reused() {
-    let nodes = ScriptedNodes::new(3);
-    (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(1))));
-    let [here, there] = [(); 2].map(|()| {
-        let handler = any(async || sleep(ms(500)).await);
-        Router::new().route("/", handler.layer(once(&redlock(&nodes))))
-    });
-    let pay = async |app: &Router, amount: &'static str| {
-        let request = Request::post("/").header("idempotency-key", "\"k\"");
-        Answer::to(app, request.body(Body::from(amount)).unwrap()).await
-    };
-    let executed = tokio::spawn(async move { pay(&here, "5").await });
-    sleep(ms(100)).await;
-    let (duplicate, other) = tokio::join!(pay(&there, "5"), pay(&there, "6"));
-    assert_eq!(duplicate.code(), "request-in-progress");
-    assert_eq!(other.code(), "idempotency-key-reused");
-    assert_eq!(executed.await.unwrap().status, 200);
 }
 
 // Rules: http.queue

@@ -44,6 +44,8 @@ async fn execution_costs_two_commands_per_node_and_a_replay_one() {
 #[tokio::test(start_paused = true)]
 async fn duplicate_of_a_running_execution_is_refused_or_waits() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    // So that one duplicate comes while another one is asking.
+    (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(1))));
     let slow = "/payments?ms=1000";
     for elsewhere in [false, true] {
         let app = counts_ended(&executed).layer(layer(&nodes));
