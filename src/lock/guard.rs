@@ -393,11 +393,6 @@ impl LockHandle {
         outcome
     }
 
-    /// Returns the share of the layer that made the handle, if the layer still serves the request.
-    pub(crate) fn request_share(&self) -> Option<Arc<RequestShare>> {
-        self.request_share.upgrade()
-    }
-
     /// Returns a handle of the lock itself, without the other locks.
     pub(crate) fn alone(&self) -> Self {
         let mut alone = self.clone();

@@ -34,7 +34,6 @@ pub(super) struct Config {
     pub(super) forward_token: Option<HeaderName>,
     pub(super) expose_token: Option<HeaderName>,
     pub(super) expose_holder: bool,
-    pub(super) runs_to_completion: bool,
 }
 
 /// What to do with a request that does not name a resource.

@@ -167,15 +167,7 @@ impl LockHandles {
 
 impl HeldShare {
     pub(crate) fn new(guard: LockGuard, on_lost: OnLost) -> Self {
-        Self::of(RequestShare::new(guard), on_lost)
-    }
-
-    /// Returns the same share for the task of the handler; `None` if the layer does not serve the request any more.
-    pub(super) fn from_handle(handle: LockHandle, on_lost: OnLost) -> Option<Self> {
-        Some(Self::of((handle.request_share()?, handle), on_lost))
-    }
-
-    fn of((share, handle): (Arc<RequestShare>, LockHandle), on_lost: OnLost) -> Self {
+        let (share, handle) = RequestShare::new(guard);
         Self {
             share,
             handle,

@@ -83,7 +83,6 @@ impl RedlockLayer {
                 forward_token: None,
                 expose_token: None,
                 expose_holder: false,
-                runs_to_completion: false,
             }),
             on_disconnect: PhantomData,
         }
@@ -241,8 +240,8 @@ impl<D> RedlockLayer<D> {
     /// Lets a handler that has started run to completion when its client disconnects. Default:
     /// [`CancelOnDisconnect`], which drops the handler.
     ///
-    /// Requires the inner service's future, response and error to be `Send + 'static`; this future
-    /// is not:
+    /// Requires the inner service, its future, response and error, and the body of the request to be `Send + 'static`;
+    /// this future is not:
     ///
     /// ```compile_fail,E0277
     /// # use std::{convert::Infallible, rc::Rc};
@@ -260,8 +259,7 @@ impl<D> RedlockLayer<D> {
     /// let layer = layer.on_disconnect(RunToCompletion); // compiles without this line
     /// layer.layer(inner).call(Request::new(()));
     /// ```
-    pub fn on_disconnect(mut self, _: RunToCompletion) -> RedlockLayer<RunToCompletion> {
-        Arc::make_mut(&mut self.config).runs_to_completion = true;
+    pub fn on_disconnect(self, _: RunToCompletion) -> RedlockLayer<RunToCompletion> {
         RedlockLayer {
             config: self.config,
             on_disconnect: PhantomData,
@@ -284,10 +282,11 @@ impl<S> Layer<S> for RedlockLayer<CancelOnDisconnect> {
 }
 
 impl<S> Layer<S> for RedlockLayer<RunToCompletion> {
-    type Service = RedlockService<RunToCompletionService<S>>;
+    type Service = RunToCompletionService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        self.around(RunToCompletionService { inner })
+        let inner = self.around(inner);
+        RunToCompletionService { inner }
     }
 }
 

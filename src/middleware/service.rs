@@ -21,7 +21,6 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::thread;
 
@@ -32,11 +31,10 @@ use http_body_util::Full;
 use pin_project::pin_project;
 use tower::{BoxError, Service};
 
-use crate::lock::{LockError, LockHandle, LockOptions, LostReason};
+use crate::lock::{LockError, LockHandle, LockOptions};
 use crate::middleware::body::{LockBody, declared_length};
 use crate::middleware::calls::{CallToken, CallTracker};
 use crate::middleware::config::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt};
-use crate::middleware::disconnect::SpawnHandler;
 use crate::middleware::held::{HeldShare, LockHandles};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::RequestKind;
@@ -78,7 +76,6 @@ where
             method: parts.method.clone(),
             kind: RequestKind::of(&parts),
             tracker: None,
-            is_not_started: None,
             locking: None,
             waiting: None,
             is_ready: false,
@@ -90,7 +87,6 @@ where
             Ok(Ok(keys)) => {
                 // From here on, this layer passes the request on or refuses it.
                 future.tracker = CallToken::take(&mut parts.extensions);
-                future.is_not_started = config.runs_to_completion.then(Arc::default);
                 let handles = LockHandles::from_extensions(&mut parts.extensions);
                 let options = config.options(&parts);
                 future.is_ready = options.wait.is_none_or(|wait| wait.is_zero());
@@ -136,8 +132,6 @@ where
     kind: RequestKind,
     /// Of an idempotency layer outside.
     tracker: Option<Arc<CallTracker>>,
-    /// For a handler in a task of its own: set if it found its lock lost and did not start.
-    is_not_started: Option<Arc<AtomicBool>>,
     /// Until the lock is acquired. `None` is the outcome if the request is served without it.
     locking: Option<Pin<Box<dyn Future<Output = Result<Option<HeldShare>, Rejection>> + Send>>>,
     /// Until the inner service is called.
@@ -215,11 +209,7 @@ where
         // First: once the lock is lost, the handler must not be polled again.
         self.check_lock()?;
         let Poll::Ready(mut outcome) = self.poll_inner(context)? else {
-            let lost = self.guard().and_then(|held| held.check_lost(context));
-            let flag = self.is_not_started.as_ref();
-            let is_not_started = flag.is_some_and(|flag| flag.load(Ordering::Relaxed));
-            let expired = is_not_started.then_some(LostReason::Expired);
-            return match lost.or(expired) {
+            return match self.guard().and_then(|held| held.check_lost(context)) {
                 Some(reason) => Poll::Ready(Err(Rejection::Lost(reason))),
                 None => Poll::Pending,
             };
@@ -283,13 +273,6 @@ where
         };
         let handle = &held.handle;
         extensions.insert(handle.clone());
-        if let Some(is_not_started) = &self.is_not_started {
-            extensions.insert(SpawnHandler {
-                lock: handle.clone(),
-                on_lost: config.on_lost,
-                is_not_started: Arc::clone(is_not_started),
-            });
-        }
         if let Some(name) = &config.forward_token
             && let Some(token) = handle.fencing_token()
         {
@@ -306,12 +289,19 @@ where
             return refusals.refuse_request(rejection, &request.into_parts().0);
         }
         if let Some(tracker) = self.tracker
-            // A layer inside that still waited has taken the call back. The task of a handler may be calling it just now.
-            && (tracker.has_calls() || self.is_not_started.is_some())
+            // A layer inside that still waited has taken the call back.
+            && tracker.has_calls()
         {
             tracker.mark_stopped();
         }
         refusals.refuse(rejection, *self.kind)
+    }
+}
+
+impl<S: Service<Request<ReqBody>>, ReqBody> ResponseFuture<S, ReqBody> {
+    /// Returns whether a handler runs under the lock.
+    pub(super) fn is_handling(&self) -> bool {
+        self.inner.is_some() && self.held.is_some()
     }
 }
 

@@ -209,7 +209,7 @@ async fn run_to_completion_handlers_of_1000_dropped_requests_all_end() {
         "every handler that began ran to its end"
     );
     assert!(
-        answered > 100 && gone_amid > 100,
+        answered >= 100 && gone_amid >= 100,
         "{answered} answered, {gone_amid} gone while they were served, {gone_before} before"
     );
 }

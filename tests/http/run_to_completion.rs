@@ -2,8 +2,8 @@
 
 use std::convert::Infallible;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::scripted_bodies::post;
@@ -12,11 +12,12 @@ use futures_util::FutureExt;
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use support::{ms, secs, set_all, three_nodes_with};
+use support::{ms, secs, set_all, subscribe, three_nodes_with};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockHandle, LockKeys, OnLost, Redlock, RedlockLayer, RunToCompletion};
+use tracing::{Instrument, Metadata, Span};
 
 const WORK: Duration = secs(30);
 const TTL: Duration = secs(3);
@@ -74,8 +75,9 @@ async fn run_to_completion_aborts_the_handler_of_a_lost_lock_unless_on_lost_is_n
     for on_lost in [OnLost::Abort, OnLost::Notify] {
         for client_stays in [false, true] {
             let (nodes, done) = (ScriptedNodes::new(3), Arc::<AtomicBool>::default());
-            let inner = service_fn(|_: Request<()>| {
-                let done = Arc::clone(&done);
+            let inner_done = Arc::clone(&done);
+            let inner = service_fn(move |_: Request<()>| {
+                let done = Arc::clone(&inner_done);
                 async move {
                     sleep(WORK).await;
                     done.store(true, Ordering::Relaxed);
@@ -101,6 +103,42 @@ async fn run_to_completion_aborts_the_handler_of_a_lost_lock_unless_on_lost_is_n
             assert_eq!(nodes.locks(), [0, 0, 0]);
         }
     }
+}
+
+/// A task-local of the caller shows where the handler runs.
+#[tokio::test(start_paused = true)]
+async fn run_to_completion_moves_a_handler_to_a_task_in_the_span_of_its_request_when_it_is_dropped()
+{
+    tokio::task_local! {
+        static CALLER: ();
+    }
+    let _subscriber = subscribe(tracing_subscriber::registry());
+    let (seen, nodes) = (Arc::new(Mutex::new(Vec::new())), ScriptedNodes::new(3));
+    let inner_seen = Arc::clone(&seen);
+    let inner = service_fn(move |_: Request<()>| {
+        let seen = Arc::clone(&inner_seen);
+        let see = move || {
+            let name = Span::current().metadata().map(Metadata::name);
+            let is_with_caller = CALLER.try_with(|()| ()).is_ok();
+            seen.lock().unwrap().push((name, is_with_caller));
+        };
+        async move {
+            see();
+            sleep(WORK).await;
+            see();
+            Answer::Ok(Response::default())
+        }
+    });
+    let service = layer(&nodes).layer(inner);
+    for patience in [2 * WORK, secs(1)] {
+        let serving = timeout(patience, service.clone().oneshot(post()));
+        let serving = serving.instrument(tracing::info_span!("request"));
+        assert_eq!(CALLER.scope((), serving).await.is_ok(), patience > WORK);
+        sleep(WORK).await;
+    }
+    let within = |is_with_caller| (Some("request"), is_with_caller);
+    let expected = [true, true, true, false].map(within);
+    assert_eq!(*seen.lock().unwrap(), expected);
 }
 
 /// The inner layer's second key is new, its first is shared with the outer layer, which cancels.

@@ -96,23 +96,24 @@ async fn on_lost_notify_begins_no_handler_after_the_validity_of_its_lock() {
 }
 
 #[tokio::test]
-async fn run_to_completion_begins_no_handler_after_the_validity_of_its_lock() {
-    for on_lost in [OnLost::Abort, OnLost::Notify] {
+async fn run_to_completion_polls_no_handler_after_the_validity_of_its_lock() {
+    for (on_lost, expected) in [(OnLost::Abort, "lock-lost"), (OnLost::Notify, "none")] {
         let polled = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&polled);
         let handler = service_fn(move |_: Request<()>| {
-            // It runs before the task of the handler, which is spawned after it.
-            tokio::spawn(async { block() });
             let counted = Arc::clone(&counted);
             async move {
+                tokio::spawn(async { block() });
+                tokio::task::yield_now().await;
                 counted.fetch_add(1, Ordering::SeqCst);
                 Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
             }
         });
         let layer = layer().on_lost(on_lost).on_disconnect(RunToCompletion);
         let Ok(response) = layer.layer(handler).oneshot(post()).await;
-        assert_eq!(code(&response), "lock-lost", "{on_lost:?}");
-        assert_eq!(polled.load(Ordering::SeqCst), 0, "{on_lost:?}");
+        assert_eq!(code(&response), expected, "{on_lost:?}");
+        let is_polled = usize::from(on_lost == OnLost::Notify);
+        assert_eq!(polled.load(Ordering::SeqCst), is_polled, "{on_lost:?}");
     }
 }
 
