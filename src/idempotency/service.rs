@@ -39,10 +39,15 @@ where
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let keyed = CallToken::hidden(&mut parts, |parts| self.config.keyed(parts));
-        let (key, resource) = match keyed {
+        // Before the key is read: extractors of axum copy the extensions. Until the execution starts, each early return is a
+        // refusal for an idempotency layer outside.
+        let outer_calls = CallToken::take(&mut parts.extensions);
+        let (key, resource) = match self.config.keyed(&parts) {
             Ok(Some(keyed)) => keyed,
             Ok(None) => {
+                if let Some(outer_calls) = outer_calls {
+                    outer_calls.pass_on(&mut parts.extensions);
+                }
                 let body = ReadBody::unread(body);
                 let inner = self.inner.call(Request::from_parts(parts, body));
                 return Box::pin(inner.map_ok(|response| response.map(LockBody::unlocked)));
@@ -60,12 +65,10 @@ where
             config: Arc::clone(&self.config),
             once: self.config.once(resource),
             kind: RequestKind::of(&parts),
-            outer_calls: None,
+            outer_calls,
         };
         // Dropped before the execution starts, this gives the key back. After that, the execution continues without it.
         Box::pin(async move {
-            // Until the execution starts, each early return is a refusal for an idempotency layer outside.
-            responder.outer_calls = CallToken::take(&mut parts.extensions);
             let body = match read(body, responder.config.max_request_body).await {
                 Ok(body) => body,
                 Err(rejection) => return Ok(responder.refuse(rejection)),

@@ -26,7 +26,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::Extensions;
-use http::request::Parts;
 
 /// Counts the calls that may have reached the handler of one execution.
 #[derive(Debug, Default)]
@@ -141,16 +140,6 @@ impl CallTracker {
 }
 
 impl CallToken {
-    /// Reads a request without its token, which counts as copied when the reader copies the extensions.
-    pub(crate) fn hidden<T>(parts: &mut Parts, read: impl FnOnce(&Parts) -> T) -> T {
-        let token = parts.extensions.remove::<Self>();
-        let read = read(parts);
-        if let Some(token) = token {
-            parts.extensions.insert(token);
-        }
-        read
-    }
-
     /// Takes the token of a request, if it has one, for a layer that passes the request on or refuses it.
     pub(crate) fn take(extensions: &mut Extensions) -> Option<Arc<CallTracker>> {
         let token = extensions.remove::<Self>()?;

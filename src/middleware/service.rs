@@ -83,10 +83,11 @@ where
             held: None,
             ended: None,
         };
-        match CallToken::hidden(&mut parts, |parts| config.keys(parts)) {
+        // Before the key is read: extractors of axum copy the extensions.
+        let tracker = CallToken::take(&mut parts.extensions);
+        match config.keys(&parts) {
             Ok(Ok(keys)) => {
-                // From here on, this layer passes the request on or refuses it.
-                future.tracker = CallToken::take(&mut parts.extensions);
+                future.tracker = tracker;
                 let handles = LockHandles::from_extensions(&mut parts.extensions);
                 let options = config.options(&parts);
                 future.is_ready = options.wait.is_none_or(|wait| wait.is_zero());
@@ -102,6 +103,9 @@ where
                 future.waiting = Some((inner, Request::from_parts(parts, body)));
             }
             Ok(Err(reason)) => {
+                if let Some(tracker) = tracker {
+                    tracker.pass_on(&mut parts.extensions);
+                }
                 parts.extensions.insert(reason);
                 // The handler must not take the lock of an outer layer for this layer's.
                 parts.extensions.remove::<LockHandle>();
