@@ -252,13 +252,12 @@ impl RequestLocks {
         let (keys, mut options) = (resource.lock_keys(), resource.options());
         // Never from the key, which clients choose.
         options.label.get_or_insert(UNNAMED);
-        let locking = self
-            .handles
-            .lock(&self.redlock, keys, options.clone(), None);
+        let (handles, redlock) = (&self.handles, &self.redlock);
+        let locking = async { handles.lock(redlock, keys, options.clone(), None)?.await };
         match locking.await {
             Ok(guard) => {
                 // The loss of the lock does not stop the handler.
-                self.handles.add(&guard.handle(), OnLost::Notify);
+                handles.add(&guard.handle(), OnLost::Notify);
                 if let Some(token) = &self.request.token {
                     token.accept();
                 }

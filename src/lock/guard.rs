@@ -424,6 +424,11 @@ impl RequestShare {
         }
     }
 
+    /// Takes the guard out at the end of the request, unless the handler has done so. Nothing asks for the loss behind it.
+    pub(crate) fn end(&self) -> Option<LockGuard> {
+        std::mem::replace(&mut *self.0.lock(), Err(None)).ok()
+    }
+
     /// Takes the guard out, unless that has happened before.
     fn give_up(&self) -> Option<LockGuard> {
         let mut share = self.0.lock();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{HeaderName, Method, StatusCode};
 
-use crate::lock::{LockOptions, Redlock, WaiterCap};
+use crate::lock::{LockError, LockOptions, Redlock, WaiterCap};
 use crate::middleware::key::{KeyExtractor, present};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::Refusals;
@@ -134,6 +134,12 @@ impl Config {
             None => own,
             Some(options_of) => options_of(parts).or(own),
         }
+    }
+
+    /// Returns the refusal of a request whose lock has these options.
+    pub(super) fn refusal(&self, error: LockError, options: &LockOptions) -> Rejection {
+        let (status, exposes_holder) = (self.contended_status, self.expose_holder);
+        Rejection::from_lock_error(error, options, status, exposes_holder)
     }
 
     fn is_shared(&self, method: &Method) -> bool {

@@ -10,9 +10,10 @@
 //! these come after all keys that it holds in the order of the service, and if all its locks are of one service; otherwise it tries once.
 
 use std::future::poll_fn;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::Extensions;
@@ -34,6 +35,14 @@ use crate::protocol::{LockKey, LockKeys};
 /// removes `LockHandles` from the extensions first.
 #[derive(Debug, Clone)]
 pub struct LockHandles(Arc<Mutex<Vec<(LockHandle, OnLost)>>>);
+
+/// A lock that is asked for on behalf of a request.
+pub(crate) struct Locking {
+    /// Resolves to the lock of the keys that the request does not hold, if there are any.
+    missing: Option<LockFuture>,
+    /// Shares of the locks that have the others.
+    shared: Vec<LockGuard>,
+}
 
 /// A share of a lock that a request holds, with the effect of its loss.
 ///
@@ -92,34 +101,16 @@ impl LockHandles {
     /// A lock that is released or about to be does not count as held: a layer outside that calls again, such as
     /// `tower::retry`, does not hold it any more.
     ///
-    /// The request has a box of its own: in one with what the caller keeps beside it, it would be larger than what
-    /// allocators return fast.
+    /// # Errors
+    ///
+    /// Returns [`LockError::HeldShared`] if the request holds a key as a reader, and asks for it alone.
     pub(crate) fn lock(
         &self,
         redlock: &Redlock,
         keys: LockKeys,
         options: LockOptions,
         waiters: Option<&Arc<WaiterCap>>,
-    ) -> impl Future<Output = Result<LockGuard, LockError>> + Send + use<> {
-        let request = self.request(redlock, keys, options, waiters);
-        async move {
-            let (request, mut shared) = request?;
-            let first = match request {
-                Some(request) => request.await?,
-                None => shared.remove(0),
-            };
-            Ok(first.with_others(shared))
-        }
-    }
-
-    /// Returns the request for the keys that are missing, if any is, and the locks that have the others.
-    fn request(
-        &self,
-        redlock: &Redlock,
-        keys: LockKeys,
-        options: LockOptions,
-        waiters: Option<&Arc<WaiterCap>>,
-    ) -> Result<(Option<LockFuture>, Vec<LockGuard>), LockError> {
+    ) -> Result<Locking, LockError> {
         let options = redlock.request_options(options);
         let request = |missing: LockKeys, may_wait: bool| {
             let wait = options.wait.filter(|_| may_wait).or(Some(Duration::ZERO));
@@ -129,7 +120,10 @@ impl LockHandles {
         };
         let handles = self.to_vec();
         if handles.is_empty() {
-            return Ok((Some(request(keys, true)), Vec::new()));
+            return Ok(Locking {
+                missing: Some(request(keys, true)),
+                shared: Vec::new(),
+            });
         }
         // With a share of a lost lock, a handler would start without a lock.
         let valid = handles.iter().filter(|handle| handle.is_valid());
@@ -146,8 +140,10 @@ impl LockHandles {
             // The keys of a slot are others than these.
             let may_wait = comes_after(&first_slots(&keys));
             let slot = held.into_iter().find(|held| held.is_slot_of(&keys, count));
-            let missing = slot.is_none().then(|| request(keys, may_wait));
-            return Ok((missing, slot.into_iter().collect()));
+            return Ok(Locking {
+                missing: slot.is_none().then(|| request(keys, may_wait)),
+                shared: slot.into_iter().collect(),
+            });
         }
         let is_wanted =
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
@@ -161,7 +157,22 @@ impl LockHandles {
         let shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
         // No keys at all are an error of the request.
         let is_complete = missing.as_slice().is_empty() && !shared.is_empty();
-        Ok(((!is_complete).then(|| request(missing, may_wait)), shared))
+        Ok(Locking {
+            missing: (!is_complete).then(|| request(missing, may_wait)),
+            shared,
+        })
+    }
+}
+
+impl Future for Locking {
+    type Output = Result<LockGuard, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let first = match &mut self.missing {
+            Some(missing) => ready!(Pin::new(missing).poll(context))?,
+            None => self.shared.remove(0),
+        };
+        Poll::Ready(Ok(first.with_others(mem::take(&mut self.shared))))
     }
 }
 
@@ -199,10 +210,15 @@ impl HeldShare {
     /// Releases this share, and waits until a majority has confirmed the release.
     pub(super) fn poll_release(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let release = self.release.get_or_insert_with(|| {
-            let handle = self.handle.clone();
+            let guard = self.share.end().ok_or_else(|| self.handle.clone());
             Box::pin(async move {
+                let released = match guard {
+                    Ok(guard) => guard.release().await,
+                    // The handler has given up the share.
+                    Err(handle) => handle.released().await,
+                };
                 // The lock ends by its ttl at the latest.
-                if let Err(error) = handle.release().await {
+                if let Err(error) = released {
                     tracing::debug!(%error, "redlock lock released without confirmation");
                 }
             })

@@ -16,7 +16,6 @@
 //!   outside that calls again, such as `tower::retry`, does not meet the lock of its last call.
 
 use std::fmt::Debug;
-use std::future;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -35,12 +34,11 @@ use crate::lock::{LockError, LockHandle, LockOptions};
 use crate::middleware::body::{LockBody, declared_length};
 use crate::middleware::calls::{CallToken, CallTracker};
 use crate::middleware::config::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt};
-use crate::middleware::held::{HeldShare, LockHandles};
+use crate::middleware::held::{HeldShare, LockHandles, Locking};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::RequestKind;
 use crate::middleware::token_header;
 use crate::node::telemetry;
-use crate::protocol::LockKeys;
 
 /// Middleware that holds a lock while the inner service works on a request.
 ///
@@ -91,8 +89,10 @@ where
                 let handles = LockHandles::from_extensions(&mut parts.extensions);
                 let options = config.options(&parts);
                 future.is_ready = options.wait.is_none_or(|wait| wait.is_zero());
-                let locking = lock(Arc::clone(config), handles, keys, options);
-                future.locking = Some(Box::pin(locking));
+                let (redlock, waiters) = (&config.redlock, config.waiters.as_ref());
+                let locking = handles.lock(redlock, keys, options.clone(), waiters);
+                let locking = locking.map_err(|error| config.refusal(error, &options));
+                future.locking = Some(locking.map(|locking| (locking, options)));
                 // Only the instance that was made ready may be called. Its clone is not ready.
                 let clone = self.inner.clone();
                 let mut inner = mem::replace(&mut self.inner, clone);
@@ -113,7 +113,7 @@ where
                 future.inner = Some(self.inner.call(request));
             }
             Err(rejection) => {
-                future.locking = Some(Box::pin(future::ready(Err(rejection))));
+                future.locking = Some(Err(rejection));
                 future.waiting = Some((self.inner.clone(), Request::from_parts(parts, body)));
             }
         }
@@ -136,8 +136,8 @@ where
     kind: RequestKind,
     /// Of an idempotency layer outside.
     tracker: Option<Arc<CallTracker>>,
-    /// Until the lock is acquired. `None` is the outcome if the request is served without it.
-    locking: Option<Pin<Box<dyn Future<Output = Result<Option<HeldShare>, Rejection>> + Send>>>,
+    /// Until the lock is acquired, with the options of its request; or why it is not requested.
+    locking: Option<Result<(Locking, LockOptions), Rejection>>,
     /// Until the inner service is called.
     waiting: Option<(S, Request<ReqBody>)>,
     /// Whether the inner service was made ready before the wait.
@@ -172,24 +172,25 @@ where
             this.inner.set(None);
         }
         let config = this.config;
-        if let Some(mut held) = this.held.take() {
-            if let Some(Ok(Ok(response))) = this.ended
-                && config.release_at == ReleaseAt::BodyEnd
+        if this.held.is_some()
+            && config.release_at == ReleaseAt::BodyEnd
+            && let Some(Ok(Ok(response))) = this.ended
+        {
+            let declared = declared_length(response.headers());
+            if has_body(response, declared, this.method)
+                && let (Some(held), Some(Ok(Ok(response)))) = (this.held.take(), this.ended.take())
             {
-                let declared = declared_length(response.headers());
-                if has_body(response, declared, this.method)
-                    && let Some(Ok(Ok(response))) = this.ended.take()
-                {
-                    let response = LockBody::hold(response, declared, held, config.await_release);
-                    return Poll::Ready(Ok(response));
-                }
-            }
-            // A lock that is not awaited is dropped here and released in the background.
-            if config.await_release && held.poll_release(context).is_pending() {
-                *this.held = Some(held);
-                return Poll::Pending;
+                let response = LockBody::hold(response, declared, held, config.await_release);
+                return Poll::Ready(Ok(response));
             }
         }
+        if let Some(held) = this.held
+            && config.await_release
+        {
+            ready!(held.poll_release(context));
+        }
+        // Without a wait, the lock is released in the background.
+        *this.held = None;
         match take(this.ended) {
             Ok(outcome) => Poll::Ready(outcome.map(|response| response.map(LockBody::unlocked))),
             Err(panic) => resume_unwind(panic),
@@ -206,8 +207,22 @@ where
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Result<S::Response, S::Error>, Rejection>> {
-        if let Some(locking) = self.locking {
-            *self.held = ready!(locking.as_mut().poll(context))?;
+        if let Some(Err(rejection)) = self.locking.take_if(|locking| locking.is_err()) {
+            return Poll::Ready(Err(rejection));
+        }
+        if let Some(Ok((locking, options))) = self.locking {
+            let locked = ready!(Pin::new(locking).poll(context));
+            *self.held = match locked {
+                Ok(guard) => Some(HeldShare::new(guard, self.config.on_lost)),
+                Err(error @ LockError::Unavailable { .. })
+                    if self.config.on_unavailable == OnUnavailable::Proceed =>
+                {
+                    tracing::warn!(%error, "redlock request served WITHOUT its lock");
+                    telemetry::unprotected(options.label.unwrap_or(telemetry::UNNAMED));
+                    None
+                }
+                Err(error) => return Poll::Ready(Err(self.config.refusal(error, options))),
+            };
             *self.locking = None;
         }
         // First: once the lock is lost, the handler must not be polled again.
@@ -276,6 +291,7 @@ where
             return;
         };
         let handle = &held.handle;
+        LockHandles::from_extensions(extensions).add(handle, config.on_lost);
         extensions.insert(handle.clone());
         if let Some(name) = &config.forward_token
             && let Some(token) = handle.fencing_token()
@@ -313,41 +329,6 @@ opaque_debug! {
     ResponseFuture<S, ReqBody>
     where
         S: Service<Request<ReqBody>>,
-}
-
-/// Takes the lock of a request, and adds it to those of the request; `None` if the request is served without it.
-///
-/// Not an `async fn`, which would keep its arguments twice.
-fn lock(
-    config: Arc<Config>,
-    handles: LockHandles,
-    keys: LockKeys,
-    options: LockOptions,
-) -> impl Future<Output = Result<Option<HeldShare>, Rejection>> + Send {
-    let (redlock, waiters) = (&config.redlock, config.waiters.as_ref());
-    let locking = handles.lock(redlock, keys, options.clone(), waiters);
-    async move {
-        match locking.await {
-            Ok(guard) => {
-                let held = HeldShare::new(guard, config.on_lost);
-                handles.add(&held.handle, config.on_lost);
-                Ok(Some(held))
-            }
-            Err(error @ LockError::Unavailable { .. })
-                if config.on_unavailable == OnUnavailable::Proceed =>
-            {
-                tracing::warn!(%error, "redlock request served WITHOUT its lock");
-                telemetry::unprotected(options.label.unwrap_or(telemetry::UNNAMED));
-                Ok(None)
-            }
-            Err(error) => Err(Rejection::from_lock_error(
-                error,
-                &options,
-                config.contended_status,
-                config.expose_holder,
-            )),
-        }
-    }
 }
 
 /// Returns whether any frame of the body will be sent, which can wait for the release
