@@ -83,25 +83,17 @@ where
         };
         // Before the key is read: extractors of axum copy the extensions.
         let tracker = CallToken::take(&mut parts.extensions);
-        match config.keys(&parts) {
+        let locking = match config.keys(&parts) {
             Ok(Ok(keys)) => {
-                future.tracker = tracker;
                 let handles = LockHandles::from_extensions(&mut parts.extensions);
                 let options = config.options(&parts);
                 future.is_ready = options.wait.is_none_or(|wait| wait.is_zero());
                 let (redlock, waiters) = (&config.redlock, config.waiters.as_ref());
                 let locking = handles.lock(redlock, keys, options.clone(), waiters);
                 let locking = locking.map_err(|error| config.refusal(error, &options));
-                future.locking = Some(locking.map(|locking| (locking, options)));
-                // Only the instance that was made ready may be called. Its clone is not ready.
-                let clone = self.inner.clone();
-                let mut inner = mem::replace(&mut self.inner, clone);
-                if !future.is_ready {
-                    // The wait may be long: give up readiness, such as a permit, and ask for it again once the lock is held.
-                    inner = self.inner.clone();
-                }
-                future.waiting = Some((inner, Request::from_parts(parts, body)));
+                locking.map(|locking| (locking, options))
             }
+            Err(rejection) => Err(rejection),
             Ok(Err(reason)) => {
                 if let Some(tracker) = tracker {
                     tracker.pass_on(&mut parts.extensions);
@@ -111,12 +103,19 @@ where
                 parts.extensions.remove::<LockHandle>();
                 let request = Request::from_parts(parts, body);
                 future.inner = Some(self.inner.call(request));
+                return future;
             }
-            Err(rejection) => {
-                future.locking = Some(Err(rejection));
-                future.waiting = Some((self.inner.clone(), Request::from_parts(parts, body)));
-            }
+        };
+        // Only the instance that was made ready may be called. Its clone is not ready.
+        let clone = self.inner.clone();
+        let mut inner = mem::replace(&mut self.inner, clone);
+        if !future.is_ready {
+            // The wait may be long: give up readiness, such as a permit, and ask for it again once the lock is held.
+            inner = self.inner.clone();
         }
+        future.tracker = tracker;
+        future.locking = Some(locking);
+        future.waiting = Some((inner, Request::from_parts(parts, body)));
         future
     }
 }
