@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use utoipa::openapi::header::Header;
-use utoipa::openapi::response::{Response, ResponseBuilder};
-use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaFormat, SchemaType, Type};
-use utoipa::openapi::{Content, RefOr};
+use serde_json::{Value, json};
+use utoipa::openapi::schema::Schema;
+use utoipa::openapi::{RefOr, Response};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::lock::LockError;
@@ -66,7 +65,7 @@ into_responses! {
 
 impl PartialSchema for Rejection {
     fn schema() -> RefOr<Schema> {
-        problem(ROWS).into()
+        serde_json::from_value(problem(ROWS)).expect("this is a schema")
     }
 }
 
@@ -89,64 +88,47 @@ pub(crate) fn responses(has: impl Fn(u16) -> bool) -> Responses {
 fn response(rows: &[Row]) -> Response {
     let titles: BTreeSet<&str> = rows.iter().map(|row| row.3).collect();
     let titles: Vec<&str> = titles.into_iter().collect();
-    let content = Content::new(Some(problem(rows)));
-    let response = ResponseBuilder::new()
-        .description(titles.join("; "))
-        .content("application/problem+json", content);
+    let mut response = json!({
+        "description": titles.join("; "),
+        "content": { "application/problem+json": { "schema": problem(rows) } },
+    });
     let retried = rows.iter().filter(|row| row.4).map(|row| row.2);
     let retried: Vec<&str> = retried.collect();
-    if retried.is_empty() {
-        return response.build();
+    if !retried.is_empty() {
+        let after = retried.join(", ");
+        response["headers"]["Retry-After"] = json!({
+            "description": format!("Seconds until a retry makes sense, after {after}"),
+            "schema": { "type": "integer", "minimum": 1 },
+        });
     }
-    let mut seconds = Header::new(
-        ObjectBuilder::new()
-            .schema_type(Type::Integer)
-            .minimum(Some(1)),
-    );
-    seconds.description = Some(format!(
-        "Seconds until a retry makes sense, after {}",
-        retried.join(", ")
-    ));
-    response.header("Retry-After", seconds).build()
+    serde_json::from_value(response).expect("this is an OpenAPI response")
 }
 
 /// Returns the schema of the problem details of these rows.
-fn problem(rows: &[Row]) -> Object {
+fn problem(rows: &[Row]) -> Value {
     let codes: BTreeSet<&str> = rows.iter().map(|row| row.2).collect();
-    let text = || ObjectBuilder::new().schema_type(Type::String);
-    let uri = text().format(Some(SchemaFormat::Custom("uri".into())));
-    let status = ObjectBuilder::new().schema_type(Type::Integer);
-    let members = [
-        ("type", uri),
-        ("title", text()),
-        ("status", status),
-        ("detail", text()),
-        ("code", text().enum_values(Some(codes))),
-    ];
-    let problem = ObjectBuilder::new().description(Some("Problem details (RFC 9457)"));
-    let problem = members
-        .into_iter()
-        .fold(problem, |problem, (name, member)| {
-            problem.property(name, member).required(name)
+    let mut problem = json!({
+        "type": "object",
+        "description": "Problem details (RFC 9457)",
+        "properties": {
+            "type": { "type": "string", "format": "uri" },
+            "title": { "type": "string" },
+            "status": { "type": "integer" },
+            "detail": { "type": "string" },
+            "code": { "type": "string", "enum": codes },
+        },
+        "required": ["type", "title", "status", "detail", "code"],
+    });
+    if codes.contains("lock-contended") {
+        // Only a layer with `expose_holder` names it.
+        problem["properties"]["holder"] = json!({
+            "type": "object",
+            "description": "Who holds the lock, if that is known and may be told",
+            "properties": {
+                "label": { "type": ["string", "null"], "description": "The label of the process" },
+                "note": { "type": ["string", "null"], "description": "The note of the lock" },
+            },
         });
-    match rows.iter().any(|row| row.2 == CONTENDED) {
-        true => problem.property("holder", holder()).build(),
-        false => problem.build(),
     }
+    problem
 }
-
-/// Returns the schema of the holder, whom only a layer with `expose_holder` names.
-fn holder() -> Object {
-    let text = |what| {
-        let text =
-            ObjectBuilder::new().schema_type(SchemaType::from_iter([Type::String, Type::Null]));
-        text.description(Some(what))
-    };
-    ObjectBuilder::new()
-        .description(Some("Who holds the lock, if that is known and may be told"))
-        .property("label", text("The label of the process"))
-        .property("note", text("The note of the lock"))
-        .build()
-}
-
-const CONTENDED: &str = "lock-contended";
