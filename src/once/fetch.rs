@@ -11,12 +11,14 @@
 
 use std::sync::Arc;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::Instrument;
 
 use crate::lock::{Cluster, Group, LockError, ReadReceiver};
-use crate::node::{Job, NodeFailure, NodeState, VoteReceiver, sha256};
+use crate::node::{Job, NodeFailure, NodeState, Packet, VoteReceiver, sha256};
 use crate::once::inspect::request;
 use crate::protocol::message::{Op, Reply, transit};
 use crate::protocol::{LockKey, Record};
@@ -87,48 +89,41 @@ async fn read(cluster: &Cluster, (key, head): &(LockKey, Record)) -> Result<Reco
     let settings = &cluster.settings;
     let names = settings.namespace.names_with_record(key, None, sha256)?;
     let packet = request(&[names].into(), Op::Fetch, false);
-    let mut votes = VoteReceiver::new(&cluster.names);
-    let mut failures = Vec::new();
     let mut nodes = order(cluster, head).into_iter().peekable();
-    let mut silent = Vec::new();
-    // The head does not contain the size of the body.
-    let patience = settings.node_timeout + transit(MAX_BODY);
-    let mut due = Instant::now();
+    let (mut asked, mut failures) = (FuturesUnordered::new(), Vec::new());
     loop {
-        let now = Instant::now();
-        if let Some(node) = nodes.next() {
-            due = now + patience;
-            let packet = Arc::clone(&packet);
-            cluster.nodes[node].fetch(Job::new(packet, votes.sender(node), due));
-            silent.push(node);
-        } else if silent.is_empty() {
-            break;
-        }
-        let until = match nodes.peek() {
-            Some(_) => now + settings.node_timeout,
-            None => due,
+        asked.extend(nodes.next().map(|node| ask(cluster, node, &packet)));
+        let answer = match nodes.peek() {
+            Some(_) => match timeout(settings.node_timeout, asked.next()).await {
+                Ok(answer) => answer,
+                Err(_) => continue,
+            },
+            None => asked.next().await,
         };
-        let vote = match votes.recv_until(until).await {
-            Some(vote) => vote,
-            None if nodes.peek().is_some() => continue,
-            None => break,
-        };
-        silent.retain(|node| *node != vote.node);
-        match vote.outcome {
+        match answer {
             // Compares the whole head, on which a majority agreed. The id alone could be forged.
-            Ok(Reply::Whole(record)) if record.completes(head) && is_undamaged(&record) => {
+            Some(Ok(Reply::Whole(record))) if record.completes(head) && is_undamaged(&record) => {
                 return Ok(record);
             }
             // The node has no copy, or a damaged one.
-            Ok(_) => {}
-            Err(failure) => failures.push(failure),
+            Some(Ok(_)) => {}
+            Some(Err(failure)) => failures.push(failure),
+            None => return Err(unread(failures)),
         }
     }
-    let timed_out = silent
-        .into_iter()
-        .map(|node| cluster.timed_out(node, patience));
-    failures.extend(timed_out);
-    Err(unread(failures))
+}
+
+/// Asks a node for a body of any size, because the head does not contain it.
+async fn ask(cluster: &Cluster, node: usize, packet: &Arc<Packet>) -> Result<Reply, NodeFailure> {
+    let patience = cluster.settings.node_timeout + transit(MAX_BODY);
+    let due = Instant::now() + patience;
+    let mut votes = VoteReceiver::new(&cluster.names);
+    cluster.nodes[node].fetch(Job::new(Arc::clone(packet), votes.sender(node), due));
+    let vote = votes.recv_until(due).await;
+    vote.map_or_else(
+        || Err(cluster.timed_out(node, patience)),
+        |vote| vote.outcome,
+    )
 }
 
 /// Returns the nodes in the order in which to ask them: reachable ones first, and in an order that differs
