@@ -15,6 +15,7 @@ use axum::extract::{
 };
 use axum::response::{IntoResponse, Response};
 use axum::{Form, Json};
+use futures_util::future::OptionFuture;
 use http::request::Parts;
 
 use crate::extract::rejection::{ExtractorRejection, RequestContext, into_rejection};
@@ -278,10 +279,8 @@ impl RequestLocks {
         self,
         resource: Option<T>,
     ) -> Result<Option<Locked<T>>, LockedRejection<R>> {
-        match resource {
-            Some(resource) => self.lock(resource).await.map(Some),
-            None => Ok(None),
-        }
+        let locking = resource.map(|resource| self.lock(resource));
+        OptionFuture::from(locking).await.transpose()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use futures_util::stream::{iter, unfold};
+use futures_util::stream::{iter, poll_fn};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use tokio::sync::mpsc;
@@ -16,13 +16,11 @@ pub(super) type PassedOn = Result<Option<Frame<Bytes>>, BoxError>;
 /// Creates a body that an execution passes on. If the execution is stopped, or its outcome is not this response, the body
 /// ends with an error.
 pub(super) fn executing<B>() -> (mpsc::Sender<PassedOn>, LockBody<B>) {
-    let (sender, frames) = mpsc::channel(1);
-    let passed_on = unfold(Some(frames), async |frames: Option<mpsc::Receiver<_>>| {
-        let mut frames = frames?;
+    let (sender, mut frames) = mpsc::channel::<PassedOn>(1);
+    let passed_on = poll_fn(move |context| {
         let stopped = || Err("the execution of the request was stopped".into());
-        let passed_on: PassedOn = frames.recv().await.unwrap_or_else(stopped);
-        let rest = passed_on.is_ok().then_some(frames);
-        Some((passed_on.transpose()?, rest))
+        let next = frames.poll_recv(context);
+        next.map(|next| next.unwrap_or_else(stopped).transpose())
     });
     (sender, LockBody::boxed(StreamBody::new(passed_on.fuse())))
 }

@@ -233,10 +233,10 @@ impl RequestKind {
 /// Returns the media type of a body without its parameters; empty if there is none. Media types are case-insensitive
 /// (RFC 9110, section 8.3.1).
 pub(crate) fn media_type(headers: &HeaderMap) -> &str {
-    let value = headers
-        .get(CONTENT_TYPE)
-        .map_or(&[][..], HeaderValue::as_bytes);
-    let essence = value.split(|byte| *byte == b';').next();
+    let Some(value) = headers.get(CONTENT_TYPE) else {
+        return "";
+    };
+    let essence = value.as_bytes().split(|byte| *byte == b';').next();
     let text = str::from_utf8(essence.unwrap_or_default());
     text.unwrap_or_default().trim_ascii()
 }

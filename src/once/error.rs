@@ -2,7 +2,6 @@
 
 use crate::lock::{AcquireError, LockError, LostReason};
 use crate::node::telemetry;
-use crate::protocol::Holder;
 use crate::protocol::lease::Decided;
 
 /// The reason for which a request is not executed.
@@ -20,26 +19,14 @@ pub(crate) enum Denied {
     Decided(Decided),
 }
 
-impl Denied {
-    /// Returns the name of the outcome in spans and metrics.
-    pub(super) fn outcome(&self) -> &'static str {
-        match self {
-            Self::Lock(error) => error.outcome(),
-            Self::Lost(_) => "lost",
-            Self::Decided(Decided::Recorded(_)) => "replayed",
-            Self::Decided(Decided::OtherRequest) => "other_request",
-            Self::Decided(Decided::Undecided) => "undecided",
-            Self::Decided(Decided::Conflicting) => "conflicting",
-            Self::Decided(Decided::Unknown) => "unknown",
-        }
-    }
-
-    /// Returns who holds the lock, if that is known.
-    pub(super) fn holder(&self) -> Option<&Holder> {
-        match self {
-            Self::Lock(error) => error.holder(),
-            Self::Lost(_) | Self::Decided(_) => None,
-        }
+/// Returns the name of an outcome in spans and metrics.
+pub(super) fn name_of(decided: &Decided) -> &'static str {
+    match decided {
+        Decided::Recorded(_) => "replayed",
+        Decided::OtherRequest => "other_request",
+        Decided::Undecided => "undecided",
+        Decided::Conflicting => "conflicting",
+        Decided::Unknown => "unknown",
     }
 }
 

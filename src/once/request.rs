@@ -21,7 +21,7 @@ use crate::lock::{
     Wait, WaiterCap, option_setters,
 };
 use crate::node::{after, sha256, telemetry};
-use crate::once::error::Denied;
+use crate::once::error::{Denied, name_of};
 use crate::once::execution::Execution;
 use crate::once::fetch::{fetch, is_undamaged};
 use crate::once::inspect::{names, request};
@@ -169,10 +169,12 @@ impl ExecuteOnce {
         };
         match &outcome {
             Ok(execution) => span.finish("lock acquired", "granted", execution.0.fencing_token()),
-            Err(denied @ Denied::Decided(Decided::Recorded(_))) => {
-                span.finish("outcome replayed", denied.outcome(), None);
+            Err(Denied::Decided(decided @ Decided::Recorded(_))) => {
+                span.finish("outcome replayed", name_of(decided), None);
             }
-            Err(denied) => span.refuse(denied.outcome(), denied.holder()),
+            Err(Denied::Decided(decided)) => span.refuse(name_of(decided), None),
+            Err(Denied::Lock(error)) => span.refuse(error.outcome(), error.holder()),
+            Err(Denied::Lost(_)) => span.refuse("lost", None),
         }
         outcome
     }
