@@ -74,23 +74,10 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandles {
 
 /// Creates the rejection of a request that the layer served without a lock, or that has no layer.
 fn without_lock(parts: &Parts) -> ExtractorRejection {
-    let reason = match parts.extensions.get() {
-        None => {
-            "no RedlockLayer is around it; apply one with `route_layer`, or take the guard of `Locked`"
-        }
-        Some(NotLocked::Method) => {
-            "the layer does not lock this method; extract Option<LockHandle>, or add the method to `methods`"
-        }
-        Some(NotLocked::Skipped) => {
-            "the `skip` function of the layer matched the request; extract Option<LockHandle>"
-        }
-        Some(NotLocked::NoKey) => {
-            "the request names no resource; extract Option<LockHandle>, or leave `missing_key` at Reject"
-        }
-        Some(NotLocked::Unavailable) => {
-            "`on_unavailable(Proceed)` served the request without a quorum; extract Option<LockHandle>"
-        }
-    };
+    let reason = parts.extensions.get().map_or(
+        "no RedlockLayer is around it; apply one with `route_layer`, or take the guard of `Locked`",
+        |NotLocked(reason)| reason,
+    );
     no_lock(parts, reason)
 }
 

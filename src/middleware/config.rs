@@ -82,13 +82,27 @@ pub enum OnLost {
     Notify,
 }
 
-/// Why the layer serves a request without a lock; an extension of the request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NotLocked {
-    Method,
-    Skipped,
-    NoKey,
-    Unavailable,
+/// Why the layer serves a request without a lock, for the log of a handler that extracts the lock; an extension of the
+/// request.
+#[derive(Clone, Copy)]
+#[cfg_attr(
+    not(feature = "axum"),
+    expect(dead_code, reason = "only extractors of axum read it")
+)]
+pub(crate) struct NotLocked(pub(crate) &'static str);
+
+impl NotLocked {
+    const METHOD: Self = Self(
+        "the layer does not lock this method; extract Option<LockHandle>, or add the method to `methods`",
+    );
+    const SKIPPED: Self =
+        Self("the `skip` function of the layer matched the request; extract Option<LockHandle>");
+    const NO_KEY: Self = Self(
+        "the request names no resource; extract Option<LockHandle>, or leave `missing_key` at Reject",
+    );
+    pub(super) const UNAVAILABLE: Self = Self(
+        "`on_unavailable(Proceed)` served the request without a quorum; extract Option<LockHandle>",
+    );
 }
 
 impl Config {
@@ -99,7 +113,7 @@ impl Config {
             None => !is_safe(&parts.method),
         };
         if !is_locked && !self.is_shared(&parts.method) {
-            return Ok(Err(NotLocked::Method));
+            return Ok(Err(NotLocked::METHOD));
         }
         if self.shared_methods.is_some() && self.options.is_slot() {
             return Err(Rejection::Misconfigured(KeyError::misconfigured(
@@ -108,15 +122,15 @@ impl Config {
             )));
         }
         if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
-            return Ok(Err(NotLocked::Skipped));
+            return Ok(Err(NotLocked::SKIPPED));
         }
         let keys = self.key.extract(parts);
         if let Some(keys) = keys.map_err(Rejection::from_key_error)?.filter(present) {
             return Ok(Ok(keys));
         }
         match self.missing_key {
-            OnMissingKey::Pass => Ok(Err(NotLocked::NoKey)),
-            OnMissingKey::Reject if matched_no_route(parts) => Ok(Err(NotLocked::NoKey)),
+            OnMissingKey::Pass => Ok(Err(NotLocked::NO_KEY)),
+            OnMissingKey::Reject if matched_no_route(parts) => Ok(Err(NotLocked::NO_KEY)),
             OnMissingKey::Reject | OnMissingKey::RejectAlways => {
                 self.refusals.log_lacking(|| self.lacking_key());
                 Err(Rejection::key_missing(self.key.describe().source))

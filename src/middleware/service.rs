@@ -284,7 +284,7 @@ where
             tracker.pass_on(extensions);
         }
         let (config, Some(held)) = (&self.config, &self.held) else {
-            extensions.insert(NotLocked::Unavailable);
+            extensions.insert(NotLocked::UNAVAILABLE);
             // The handler must not take the lock of an outer layer for this layer's.
             extensions.remove::<LockHandle>();
             return;
