@@ -23,9 +23,11 @@
 //! | stopped, failed, or panicked after it may have been called | locked until its ttl, because its effect is unknown |
 
 use std::any::Any;
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
@@ -44,8 +46,8 @@ use crate::idempotency::config::Config;
 use crate::idempotency::stored;
 use crate::lock::{LockError, LostReason};
 use crate::middleware::{
-    CallTracker, HandlerState, HeldShare, LockBody, Rejection, RequestKind, WholeBody,
-    declared_length, first_lost,
+    CallTracker, HandlerState, HeldShare, LockBody, OnLost, Rejection, RequestKind, WholeBody,
+    declared_length,
 };
 use crate::node::unguessable;
 use crate::once::{Denied, ExecuteOnce, Execution, ExecutionHandle, report_conflict};
@@ -367,6 +369,16 @@ async fn until_stopped<T>(
         () = execution.reached_max_hold(began) => Err(LostReason::MaxHold),
         ended = running => Ok(ended),
     }
+}
+
+/// Waits until a lock is lost whose loss stops the handler; forever if there is none.
+async fn first_lost(held: &mut [HeldShare]) -> LostReason {
+    poll_fn(|context| {
+        let mut aborting = held.iter_mut().filter(|held| held.on_lost == OnLost::Abort);
+        let lost = aborting.find_map(|held| held.check_lost(context));
+        lost.map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
 }
 
 /// Returns whether an error says that `LoadShed` did not call its inner service.

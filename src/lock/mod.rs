@@ -78,6 +78,7 @@ pub(crate) use layout::{Core, Group, ReadReceiver};
 pub(crate) use options::option_setters;
 pub(crate) use queue::{Wait, WaiterCap};
 pub(crate) use registry::DrainStage;
+pub(crate) use rest::Left;
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;
 pub(crate) use state::{LockSpec, LockState, Reader};

@@ -35,13 +35,13 @@ impl Rest {
     ///
     /// May be dropped at any point; the task goes on.
     pub(crate) async fn run<T>(self, home: &Home, outcome: impl Fn() -> Option<T>) -> T {
-        let mut left = Left(home, Some(self));
+        let mut left = Left(Some(self), |rest: Self| rest.spawn(home));
         poll_fn(|context| {
-            if let Some(Self(task)) = &mut left.1 {
+            if let Some(Self(task)) = &mut left.0 {
                 // As the runtime catches a panic of a task, whose drop ends the lock.
                 let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
                 if !matches!(polled, Ok(Poll::Pending)) {
-                    left.1 = None;
+                    left.0 = None;
                 }
             }
             outcome().map_or(Poll::Pending, Poll::Ready)
@@ -50,13 +50,13 @@ impl Rest {
     }
 }
 
-/// Spawns what is left of a task.
-struct Left<'a>(&'a Home, Option<Rest>);
+/// Calls a function with what is left when it is dropped.
+pub(crate) struct Left<T, F: FnMut(T)>(pub(crate) Option<T>, pub(crate) F);
 
-impl Drop for Left<'_> {
+impl<T, F: FnMut(T)> Drop for Left<T, F> {
     fn drop(&mut self) {
-        if let Some(rest) = self.1.take() {
-            rest.spawn(self.0);
+        if let Some(left) = self.0.take() {
+            (self.1)(left);
         }
     }
 }

@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use tower::{BoxError, Service};
 use tracing::{Instrument, Span};
 
+use crate::lock::Left;
 use crate::middleware::body::LockBody;
 use crate::middleware::service::{RedlockService, ResponseFuture};
 
@@ -52,41 +53,21 @@ where
     boxed_service!(Response<LockBody<ResBody>>);
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        let mut served = Served {
-            running: Some(Box::pin(self.inner.call(request))),
-            runtime: Handle::try_current().ok(),
-            span: Span::current(),
+        let (runtime, span) = (Handle::try_current().ok(), Span::current());
+        let go_on = move |running: Pin<Box<ResponseFuture<S, ReqBody>>>| {
+            if let Some(runtime) = &runtime
+                && running.is_handling()
+            {
+                runtime.spawn(running.instrument(span.clone()));
+            }
         };
+        let mut left = Left(Some(Box::pin(self.inner.call(request))), go_on);
         Box::pin(async move {
-            match &mut served.running {
+            match &mut left.0 {
                 Some(running) => running.await,
+                // It is there until the drop.
                 None => pending().await,
             }
         })
-    }
-}
-
-/// Future that goes on in a task if it is dropped while its handler runs.
-struct Served<S, ReqBody>
-where
-    S: Service<Request<ReqBody>>,
-    ResponseFuture<S, ReqBody>: Future<Output: Send> + Send + 'static,
-{
-    /// Until it is dropped.
-    running: Option<Pin<Box<ResponseFuture<S, ReqBody>>>>,
-    runtime: Option<Handle>,
-    span: Span,
-}
-
-impl<S, ReqBody> Drop for Served<S, ReqBody>
-where
-    S: Service<Request<ReqBody>>,
-    ResponseFuture<S, ReqBody>: Future<Output: Send> + Send + 'static,
-{
-    fn drop(&mut self) {
-        let running = self.running.take().filter(|running| running.is_handling());
-        if let (Some(running), Some(runtime)) = (running, &self.runtime) {
-            runtime.spawn(running.instrument(self.span.clone()));
-        }
     }
 }

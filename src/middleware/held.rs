@@ -9,7 +9,6 @@
 //! Requests must not wait for each other in a circle. A request that holds locks waits for further keys only if
 //! these come after all keys that it holds in the order of the service, and if all its locks are of one service; otherwise it tries once.
 
-use std::future::poll_fn;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -225,16 +224,6 @@ impl HeldShare {
         });
         release.as_mut().poll(context)
     }
-}
-
-/// Waits until a lock is lost whose loss stops the handler; forever if there is none.
-pub(crate) async fn first_lost(held: &mut [HeldShare]) -> LostReason {
-    poll_fn(|context| {
-        let mut aborting = held.iter_mut().filter(|held| held.on_lost == OnLost::Abort);
-        let lost = aborting.find_map(|held| held.check_lost(context));
-        lost.map_or(Poll::Pending, Poll::Ready)
-    })
-    .await
 }
 
 #[cfg(test)]

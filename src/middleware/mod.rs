@@ -67,19 +67,15 @@ pub(crate) use {
     buffered::WholeBody,
     calls::{CallTracker, HandlerState},
     config::has_method,
-    held::{HeldShare, first_lost},
+    held::HeldShare,
     key::present,
     response::Refusals,
     routed::matched_no_route,
 };
 #[cfg(any(feature = "axum", feature = "idempotency"))]
 pub(crate) use {
-    calls::CallToken, held::LockHandles, key::KeyExtractor, rejection::Rejection,
+    calls::CallToken, config::OnLost, held::LockHandles, key::KeyExtractor, rejection::Rejection,
     response::RejectionResponse,
 };
 #[cfg(feature = "axum")]
-pub(crate) use {
-    config::{NotLocked, OnLost},
-    response::LoggedMistakes,
-    routed::route_of,
-};
+pub(crate) use {config::NotLocked, response::LoggedMistakes, routed::route_of};
