@@ -279,7 +279,7 @@ impl ExecutionTask {
         match once.conclude(execution, &record).await {
             Ok(()) => Ok(true),
             Err(Some(Decided::Recorded(other))) => Err(responder.replay(&other).await),
-            Err(Some(decided)) => Err(responder.denied(decided.into()).await),
+            Err(Some(decided)) => Err(responder.denied(Denied::Decided(decided)).await),
             Err(None) if config.require_record => Err(responder.refuse(Rejection::OutcomeUnknown)),
             Err(None) => Ok(false),
         }

@@ -36,9 +36,9 @@ use crate::middleware::rejection::Rejection;
 /// in the background.
 #[pin_project]
 pub struct LockBody<B> {
-    /// The inner body, or another in its place; `None` once aborted.
+    /// The inner body, or another in its place, which is empty once aborted.
     #[pin]
-    body: Option<Either<B, BoxBody<Bytes, BoxError>>>,
+    body: Either<B, BoxBody<Bytes, BoxError>>,
     /// Until the lock is released or lost.
     held: Option<HeldShare>,
     /// Whether the last frame waits for the release.
@@ -71,7 +71,7 @@ impl<B> LockBody<B> {
 
     fn new(body: Either<B, BoxBody<Bytes, BoxError>>) -> Self {
         Self {
-            body: Some(body),
+            body,
             held: None,
             await_release: false,
             remaining: None,
@@ -146,21 +146,18 @@ where
         let mut this = self.project();
         // From then on, only the last frame remains, or the end of the stream.
         if !this.held.as_ref().is_some_and(HeldShare::is_releasing) {
-            let Some(mut body) = this.body.as_mut().as_pin_mut() else {
-                return Poll::Ready(None);
-            };
             let held = this.held.as_mut();
             let mut aborting = held.filter(|held| held.on_lost == OnLost::Abort);
             let mut lost = aborting.as_ref().and_then(|held| held.lost_reason());
             let mut polled = Poll::Pending;
             if lost.is_none() {
-                polled = body.as_mut().poll_frame(context);
+                polled = this.body.as_mut().poll_frame(context);
                 if polled.is_pending() {
                     lost = aborting.as_mut().and_then(|held| held.check_lost(context));
                 }
             }
             if let Some(reason) = lost {
-                this.body.set(None);
+                this.body.set(Self::default().body);
                 *this.held = None;
                 return Poll::Ready(Some(Err(Rejection::Lost(reason).into())));
             }
@@ -177,7 +174,7 @@ where
                 Some(Ok(frame)) => {
                     let sent = frame.data_ref().map_or(0, |data| data.len() as u64);
                     *this.remaining = this.remaining.map(|left| left.saturating_sub(sent));
-                    let is_at_end = body.is_end_stream() || *this.remaining == Some(0);
+                    let is_at_end = this.body.is_end_stream() || *this.remaining == Some(0);
                     if !frame.is_trailers() && !is_at_end {
                         return Poll::Ready(Some(Ok(frame)));
                     }
@@ -197,12 +194,11 @@ where
 
     fn is_end_stream(&self) -> bool {
         // While it holds the lock, the end is still to be delayed.
-        self.held.is_none() && self.body.as_ref().is_none_or(Body::is_end_stream)
+        self.held.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let body = self.body.as_ref();
-        let mut hint = body.map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
+        let mut hint = self.body.size_hint();
         if let Some(data) = self.last.as_ref().and_then(Frame::data_ref) {
             let delayed = data.len() as u64;
             if let Some(upper) = hint.upper() {

@@ -30,16 +30,10 @@ pub(super) fn name_of(decided: &Decided) -> &'static str {
     }
 }
 
-impl From<Decided> for Denied {
-    fn from(decided: Decided) -> Self {
-        Self::Decided(decided)
-    }
-}
-
 impl From<AcquireError> for Denied {
     fn from(error: AcquireError) -> Self {
         match error {
-            AcquireError::Decided(decided) => decided.into(),
+            AcquireError::Decided(decided) => Self::Decided(decided),
             error => Self::Lock(error.into_lock_error()),
         }
     }

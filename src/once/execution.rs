@@ -62,9 +62,9 @@ impl Execution {
                 Ok(Some(Event::Begun)) => {}
                 // The other group may not have that record. The next call copies it there.
                 Ok(Some(Event::Decided(decided))) if is_alone || !decided.is_memorable() => {
-                    return Err(decided.into());
+                    return Err(Denied::Decided(decided));
                 }
-                Ok(_) => return Err(Decided::Undecided.into()),
+                Ok(_) => return Err(Denied::Decided(Decided::Undecided)),
                 Err(ExtendError::Lost(reason)) => return Err(Denied::Lost(reason)),
                 Err(_) => return Err(self.lost()),
             }

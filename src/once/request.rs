@@ -279,7 +279,7 @@ impl ExecuteOnce {
             }
             (Err(_), second) => return second,
         };
-        Err(decided.into())
+        Err(Denied::Decided(decided))
     }
 
     /// Copies the record of one group to the other, in which the key is free, and returns what is to be answered.
@@ -380,7 +380,7 @@ impl ExecuteOnce {
     /// Refuses the request if the holder of the key executes another one.
     fn refuse(&self, holder: &LockState) -> Option<Denied> {
         let other = holder.spec.lease.once?.fingerprint;
-        (other != self.fingerprint).then_some(Decided::OtherRequest.into())
+        (other != self.fingerprint).then_some(Denied::Decided(Decided::OtherRequest))
     }
 }
 

@@ -127,7 +127,7 @@ impl ExecuteOnce {
             let record = encode(&result, self.fingerprint, self.max_result);
             match self.conclude(execution, &record).await {
                 Ok(()) => Ok(Outcome::Executed(result)),
-                Err(Some(decided)) => self.denied(decided.into(), asked).await,
+                Err(Some(decided)) => self.denied(Denied::Decided(decided), asked).await,
                 Err(None) => Err(OnceError::Unrecorded(result)),
             }
         };
