@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Query, Request};
-use axum::http::{Extensions, StatusCode};
+use axum::http::{Extensions, HeaderName, StatusCode};
 use axum::middleware::map_response;
 use axum::response::IntoResponse;
 use axum::routing::post;
@@ -67,6 +67,27 @@ async fn handler_whose_nested_idempotent_call_is_refused_or_stopped_is_recorded(
         assert!(pay(&app, "/payments", key).await.is_replayed(), "{key}");
     }
     assert_eq!(executed.count(), 2);
+}
+
+/// One inner layer skips the request, and the other one finds no key in it.
+#[tokio::test(start_paused = true)]
+async fn execution_that_inner_layers_pass_on_is_recorded() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let skipped = per_account(&redlock).skip(|_| true);
+    let keyless = once(&redlock).header(HeaderName::from_static("x-other-key"));
+    for inner in [0, 1] {
+        let executed = Executed::default();
+        let handler = counts_begun(&executed);
+        let passed_on = match inner {
+            0 => handler.layer(skipped.clone()),
+            _ => handler.layer(keyless.clone()),
+        };
+        let app = passed_on.layer(once(&redlock));
+        let (path, key) = ("/payments?account=1&ms=1", inner.to_string());
+        assert_eq!(pay(&app, path, &key).await.status, StatusCode::OK);
+        assert!(pay(&app, path, &key).await.is_replayed(), "{inner}");
+        assert_eq!(executed.count(), 1, "{inner}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
