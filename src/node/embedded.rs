@@ -35,12 +35,14 @@ impl EmbeddedNode {
 
     #[cfg(feature = "test-util")]
     pub(crate) fn apply(&self, command: &Command) -> Reply {
-        self.store.lock().apply(command, self.epoch.elapsed())
+        self.store
+            .lock()
+            .apply(command, self.epoch.at(Instant::now()))
     }
 
     #[cfg(feature = "test-util")]
     pub(crate) fn held(&self) -> usize {
-        self.store.lock().held(self.epoch.elapsed())
+        self.store.lock().held(self.epoch.at(Instant::now()))
     }
 
     #[cfg(feature = "test-util")]

@@ -69,10 +69,6 @@ pub(crate) fn after(instant: Instant, duration: Duration) -> Instant {
 pub(crate) struct Epoch(OnceLock<Instant>);
 
 impl Epoch {
-    pub(crate) fn elapsed(&self) -> Duration {
-        self.at(Instant::now())
-    }
-
     /// Returns the time at this instant.
     pub(crate) fn at(&self, now: Instant) -> Duration {
         now.saturating_duration_since(*self.0.get_or_init(|| now))

@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use deadpool_redis::redis::{Value, cmd, from_redis_value, pipe};
+use tokio::time::Instant;
 
 use crate::node::Mutex;
 use crate::node::redis::describe::{ALL_SLOTS, describe_refusal};
@@ -190,7 +191,7 @@ impl Guard {
         introduction: Introduction,
         attempt: Duration,
     ) -> Duration {
-        let now = self.epoch.elapsed();
+        let now = self.epoch.at(Instant::now());
         let mut admissions = self.admissions.lock();
         let left = admissions.admit(node, introduction, now);
         self.has_duplicates
@@ -201,7 +202,7 @@ impl Guard {
     /// Forgets a node, to which there is no connection any more and none about to be used.
     pub(super) fn forget(&self, node: &Arc<str>) {
         let mut admissions = self.admissions.lock();
-        admissions.disconnect(node, self.epoch.elapsed());
+        admissions.disconnect(node, self.epoch.at(Instant::now()));
         self.has_duplicates
             .store(admissions.has_twins(), Ordering::Relaxed);
     }
