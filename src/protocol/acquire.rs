@@ -14,12 +14,11 @@
 //! * A request that sees no record in a majority of grants may execute: it would have seen a record that a
 //!   majority had.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::protocol::holder::Holder;
 use crate::protocol::message::{Answer, Reply};
-use crate::protocol::quorum::{NodeSet, Quorum};
+use crate::protocol::quorum::{NodeSet, Quorum, which};
 use crate::protocol::record::{Fingerprint, Record};
 use crate::protocol::round::{Copies, Decided};
 
@@ -40,12 +39,8 @@ pub struct AcquireRound {
     unanswered: NodeSet,
     granted: NodeSet,
     refused: NodeSet,
-    /// The highest number that a node granted, and the numbers of the nodes that granted lower ones.
-    top: u64,
-    lower: BTreeMap<usize, u64>,
-    /// By node that refused: the time until the keys are free, the longest if that is unknown; and the free slots, if the
-    /// node named them.
-    held: BTreeMap<usize, (Duration, Option<u64>)>,
+    /// What came with these answers, by node.
+    acquired: Vec<Acquired>,
     /// Whether readers hold the lock at some node.
     is_shared: bool,
     /// The holders that nodes have named.
@@ -67,6 +62,20 @@ pub struct AcquireRound {
     lost: NodeSet,
     /// Present if something is executed under the lock.
     records: Option<Box<Records>>,
+}
+
+/// The answer of one node to the `ACQUIRE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Acquired {
+    /// No answer, or none that counts.
+    Nothing,
+    Granted(u64),
+    Held {
+        /// The time until it is free; the longest if that is unknown.
+        expires_in: Duration,
+        /// The free slots, if the node named them.
+        free: Option<u64>,
+    },
 }
 
 /// The next step, after the answers so far.
@@ -130,9 +139,7 @@ impl AcquireRound {
             unanswered: NodeSet::all(quorum),
             granted: NodeSet::default(),
             refused: NodeSet::default(),
-            top: 0,
-            lower: BTreeMap::new(),
-            held: BTreeMap::new(),
+            acquired: vec![Acquired::Nothing; quorum.nodes()],
             is_shared: false,
             named: Vec::new(),
             highest: 0,
@@ -156,8 +163,12 @@ impl AcquireRound {
         if !self.unanswered.remove(node) {
             return self.with_records(AcquireStep::Wait, node, answer);
         }
-        match *answer {
-            Answer::Replied(Reply::Granted(number)) => self.on_grant(node, number),
+        let held = |expires_in: Option<Duration>, free| Acquired::Held {
+            expires_in: expires_in.unwrap_or(Duration::MAX),
+            free,
+        };
+        let acquired = match *answer {
+            Answer::Replied(Reply::Granted(number)) => Acquired::Granted(number),
             Answer::Replied(Reply::Held {
                 expires_in,
                 ref shown,
@@ -165,44 +176,30 @@ impl AcquireRound {
                 let shown = shown.as_ref();
                 self.named
                     .extend(shown.and_then(|shown| shown.holder.clone()));
-                self.on_held(node, expires_in, None);
+                held(expires_in, None)
             }
             Answer::Replied(Reply::HeldShared { expires_in }) => {
                 self.is_shared = true;
-                self.on_held(node, expires_in, None);
+                held(expires_in, None)
             }
-            Answer::Replied(Reply::HeldSlot { expires_in, free }) => {
-                self.on_held(node, expires_in, Some(free));
-            }
+            Answer::Replied(Reply::HeldSlot { expires_in, free }) => held(expires_in, Some(free)),
             // No grant either.
-            Answer::Replied(Reply::Done { .. } | Reply::Intended) => self.on_held(node, None, None),
-            Answer::Replied(_) | Answer::Failed => {}
+            Answer::Replied(Reply::Done { .. } | Reply::Intended) => held(None, None),
+            Answer::Replied(_) | Answer::Failed => Acquired::Nothing,
+        };
+        match acquired {
+            Acquired::Nothing => {}
+            Acquired::Granted(number) => {
+                self.highest = self.highest.max(number);
+                self.granted.insert(node);
+            }
+            Acquired::Held { .. } => {
+                self.refused.insert(node);
+            }
         }
+        self.acquired[node] = acquired;
         let step = self.decide();
         self.with_records(step, node, answer)
-    }
-
-    fn on_grant(&mut self, node: usize, number: u64) {
-        if number > self.top {
-            let before = self.granted.iter().map(|node| (node, self.number_of(node)));
-            self.lower = before.collect();
-            self.top = number;
-        } else if number < self.top {
-            self.lower.insert(node, number);
-        }
-        self.highest = self.highest.max(number);
-        self.granted.insert(node);
-    }
-
-    fn on_held(&mut self, node: usize, expires_in: Option<Duration>, free: Option<u64>) {
-        let expires_in = expires_in.unwrap_or(Duration::MAX);
-        self.held.insert(node, (expires_in, free));
-        self.refused.insert(node);
-    }
-
-    /// Returns the number that a node has granted.
-    fn number_of(&self, node: usize) -> u64 {
-        self.lower.get(&node).copied().unwrap_or(self.top)
     }
 
     /// Takes the answer of `node` to the `CONFIRM` of second phase `step`.
@@ -286,11 +283,12 @@ impl AcquireRound {
 
     /// Returns the nodes that have answered exactly `token` so far.
     pub fn acknowledged(&self, token: u64) -> NodeSet {
-        let granted = self.granted.without(self.lost).iter();
-        let granted = granted.filter(|node| self.number_of(*node) == token);
-        let granted = granted.collect();
+        let granted = which(&self.acquired, |acquired| {
+            *acquired == Acquired::Granted(token)
+        });
+        let granted = granted.collect::<NodeSet>().without(self.lost);
         match token == self.target {
-            true => self.exact.union(granted),
+            true => granted.union(self.exact),
             false => granted,
         }
     }
@@ -362,7 +360,10 @@ impl AcquireRound {
             if granted.len() < majority {
                 return self.refuse_if_impossible(candidates.len());
             }
-            let mut numbers = self.granted.iter().map(|node| self.number_of(node));
+            let mut numbers = self.acquired.iter().filter_map(|acquired| match acquired {
+                Acquired::Granted(number) => Some(*number),
+                _ => None,
+            });
             let agreed = numbers.find(|number| self.acknowledged(*number).len() >= majority);
             return match agreed {
                 Some(token) => AcquireStep::Granted(token),
@@ -437,7 +438,11 @@ impl AcquireRound {
 
     /// Returns the slots that a majority of the nodes that named free slots named.
     fn free_slots(&self) -> u64 {
-        let named = || self.held.values().filter_map(|(_, free)| *free);
+        let free = |acquired: &Acquired| match *acquired {
+            Acquired::Held { free, .. } => free,
+            _ => None,
+        };
+        let named = || self.acquired.iter().filter_map(free);
         let is_free = |slot: &u32| {
             let naming_it = named().filter(|free| free >> slot & 1 == 1);
             2 * naming_it.count() > named().count()
@@ -450,8 +455,12 @@ impl AcquireRound {
     /// Returns the time until a majority is free, if the holders do not renew.
     fn free_in(&self) -> Option<Duration> {
         // A key that never expires comes last, not first.
-        let held = || self.held.values().map(|(expires_in, _)| *expires_in);
-        let others = self.quorum.nodes() - self.held.len();
+        let held_for = |acquired: &Acquired| match *acquired {
+            Acquired::Held { expires_in, .. } => Some(expires_in),
+            _ => None,
+        };
+        let held = || self.acquired.iter().filter_map(held_for);
+        let others = self.quorum.nodes() - held().count();
         let needed = self.quorum.majority().saturating_sub(others).max(1);
         let is_enough = |left: &Duration| held().filter(|other| other <= left).count() >= needed;
         let left = held().filter(is_enough).min();
