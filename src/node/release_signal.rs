@@ -16,16 +16,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tokio::sync::watch;
-
-use crate::node::Mutex;
+use crate::node::sync::{Mutex, Notify};
 use crate::protocol::{NodeSet, Quorum};
 
 /// What the nodes have published to this process about one lock.
 #[derive(Debug)]
 pub(crate) struct ReleaseSignal {
     majority: usize,
-    published: watch::Sender<Published>,
+    published: Mutex<Published>,
+    // Not a watch channel, which wakes its receivers in an order by chance: a simulation could not be repeated.
+    changed: Notify,
 }
 
 #[derive(Debug)]
@@ -67,37 +67,37 @@ impl ReleaseSignal {
     fn new(quorum: Quorum) -> Arc<Self> {
         Arc::new(Self {
             majority: quorum.majority(),
-            published: watch::Sender::new(Published {
+            published: Mutex::new(Published {
                 subscribed: NodeSet::default(),
                 messages: vec![0; quorum.nodes()],
                 subscribers: 1,
             }),
+            changed: Notify::new(),
         })
     }
 
     /// Sets whether a node publishes releases to this process from now on.
     pub(crate) fn set_subscribed(&self, node: usize, subscribed: bool) {
-        self.published.send_if_modified(|published| {
-            let before = published.is_subscribed(self.majority);
-            match subscribed {
-                true => published.subscribed.insert(node),
-                false => published.subscribed.remove(node),
-            };
-            let is_changed = before != published.is_subscribed(self.majority);
-            if is_changed {
-                // The lock may have been released without a message to this process.
-                published.messages.iter_mut().for_each(|count| *count += 1);
-            }
-            is_changed
-        });
+        let mut published = self.published.lock();
+        let before = published.is_subscribed(self.majority);
+        match subscribed {
+            true => published.subscribed.insert(node),
+            false => published.subscribed.remove(node),
+        };
+        if before != published.is_subscribed(self.majority) {
+            // The lock may have been released without a message to this process.
+            published.messages.iter_mut().for_each(|count| *count += 1);
+            self.changed.notify_waiters();
+        }
     }
 
     /// Takes a node's message that the lock was released, sent to this many subscribers.
     pub(crate) fn notify(&self, node: usize, subscribers: usize) {
-        self.published.send_modify(|published| {
-            published.messages[node] += 1;
-            published.subscribers = subscribers;
-        });
+        let mut published = self.published.lock();
+        published.messages[node] += 1;
+        published.subscribers = subscribers;
+        drop(published);
+        self.changed.notify_waiters();
     }
 }
 
@@ -119,7 +119,7 @@ impl ReleaseSubscription {
 impl ReleaseWatch {
     /// Creates a watch that has seen nothing, so that it fires at once if there was a message before.
     pub(crate) fn new(subscription: &Arc<ReleaseSubscription>) -> Self {
-        let nodes = subscription.signal.published.borrow().messages.len();
+        let nodes = subscription.signal.published.lock().messages.len();
         Self {
             subscription: Arc::clone(subscription),
             seen: vec![0; nodes],
@@ -128,7 +128,7 @@ impl ReleaseWatch {
 
     /// Discards the messages so far, because the nodes are about to be asked anyway.
     pub(crate) fn reset(&mut self) {
-        let published = self.subscription.signal.published.borrow();
+        let published = self.subscription.signal.published.lock();
         self.seen.clone_from(&published.messages);
     }
 
@@ -140,7 +140,7 @@ impl ReleaseWatch {
     /// Returns whether a majority of the nodes would publish a release to this process.
     pub(crate) fn is_subscribed(&self) -> bool {
         let signal = &self.subscription.signal;
-        signal.published.borrow().is_subscribed(signal.majority)
+        signal.published.lock().is_subscribed(signal.majority)
     }
 
     /// Waits until a majority has published a release, and returns the number of subscribers.
@@ -149,14 +149,19 @@ impl ReleaseWatch {
     ///
     /// No message is lost if the future is dropped.
     pub(crate) async fn released(&mut self) -> usize {
-        let (signal, seen) = (&self.subscription.signal, &mut self.seen);
-        let mut published = signal.published.subscribe();
-        let released = published.wait_for(|now| now.has_more(seen, signal.majority));
-        // The signal has the sender, so the channel is open.
-        released.await.map_or(1, |published| {
-            seen.clone_from(&published.messages);
-            published.subscribers
-        })
+        let signal = &self.subscription.signal;
+        loop {
+            // Created before the check, so that no notification is missed.
+            let changed = signal.changed.notified();
+            {
+                let published = signal.published.lock();
+                if published.has_more(&self.seen, signal.majority) {
+                    self.seen.clone_from(&published.messages);
+                    return published.subscribers;
+                }
+            }
+            changed.await;
+        }
     }
 }
 
