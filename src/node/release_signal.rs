@@ -236,6 +236,9 @@ mod tests {
 
     use super::*;
 
+    #[cfg(shuttle)]
+    mod schedules;
+
     /// A subscription at so many nodes that publish nothing by themselves.
     fn subscription(nodes: usize) -> Arc<ReleaseSubscription> {
         ReleaseSubscription::new(Quorum::new(nodes).unwrap(), |_| None)
