@@ -36,9 +36,9 @@ use crate::node::release_signal::{ReleaseSignal, Subscriber, Subscription};
 /// Subscribes to releases at one server.
 pub(super) struct Listener {
     server: Arc<RedisServer>,
-    /// The channel to the task, which is closed while there is none. It has no bound of its own, because a command must not be lost. Its
-    /// senders bound it: lease tasks of the same home, which rest when the listener rests. Each subscribes after an
-    /// attempt that the lanes have answered, and unsubscribes once for that.
+    /// The channel to the task, which is closed while there is none. It has no bound of its own, because a command must not
+    /// be lost. Its senders bound it: lease tasks of the same home, which rest when the listener rests. Each subscribes
+    /// after an attempt that the lanes have answered, and unsubscribes once for that.
     commands: Mutex<mpsc::UnboundedSender<ListenerCommand>>,
 }
 
