@@ -6,20 +6,15 @@ mkdir -p "${CARGO_TARGET_DIR:-target}"
 TARGET="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
 TOOLS="${TOWER_REDLOCK_TOOLS:-$TARGET/tools}"
 PUBLIC_API=tests/public_api.txt
-known= red= goes_on= by_name= unnamed= times=
+known= red= goes_on= by_name= unnamed= times= beside=
 
 # `step NAME COMMAND…` runs the command, unless the script was called with the names of other steps. Steps may share a
 # name. The first one that fails ends a script that does not set `goes_on`. After `by_name=yes`, steps run only if they
 # are named.
 step() {
     local name="$1" began="$SECONDS"
+    is_wanted "$name" || return 0
     shift
-    known+=" $name"
-    if [ "${#wanted[@]}" -eq 0 ] && [ -n "$by_name" ]; then
-        unnamed+=" $name"
-        return
-    fi
-    [ "${#wanted[@]}" -eq 0 ] || [[ " ${wanted[*]} " == *" $name "* ]] || return 0
     printf '\n==> %s: %s\n' "$name" "$*"
     # `set -e` would not hold within a command whose status is looked at in an `if`.
     set +e
@@ -33,9 +28,41 @@ step() {
     [ -z "$red" ] || [ -n "$goes_on" ] || fail "failed:$red"
 }
 
+# `step_beside NAME COMMAND…` is a step that runs while the next ones do, at most one in a script. What it prints comes last.
+step_beside() {
+    is_wanted "$1" || return 0
+    beside="$1"
+    shift
+    printf '\n==> %s, beside the next steps: %s\n' "$beside" "$*"
+    # With a process group of its own, so that its children end with it.
+    set -m
+    (
+        trap 'echo "$SECONDS" >"$TARGET/$beside.seconds"' EXIT
+        SECONDS=0
+        "$@"
+    ) >"$TARGET/$beside.log" 2>&1 &
+    set +m
+    trap 'kill -- "-$!" 2>/dev/null || true' EXIT
+}
+
+is_wanted() {
+    known+=" $1"
+    if [ "${#wanted[@]}" -eq 0 ] && [ -n "$by_name" ]; then
+        unnamed+=" $1"
+        return 1
+    fi
+    [ "${#wanted[@]}" -eq 0 ] || [[ " ${wanted[*]} " == *" $1 "* ]]
+}
+
 # After the last step: how long each took. A name that no step has would otherwise count as passed.
 passed() {
     local name
+    if [ -n "$beside" ]; then
+        wait "$!" || red+=" $beside"
+        printf '\n==> %s printed:\n' "$beside"
+        cat "$TARGET/$beside.log"
+        times+="$(printf '%5d s  %s' "$(cat "$TARGET/$beside.seconds")" "$beside")"$'\n'
+    fi
     for name in ${wanted[@]+"${wanted[@]}"}; do
         [[ "$known " == *" $name "* ]] || fail "there is no step $name, only:$known"
     done
@@ -51,12 +78,6 @@ tool() {
     env -u CARGO_TARGET_DIR CARGO_PROFILE_DEV_DEBUG=0 \
         cargo install --quiet --locked --debug --root "$TOOLS" --bins "$1@=$2" \
         || fail "$1 $2 cannot be installed"
-}
-
-# cargo-hack compiles the library with sets of features.
-hack() {
-    tool cargo-hack 0.6.46
-    "$TOOLS/bin/cargo-hack" hack "$@"
 }
 
 # `tool_chain CHANNEL CHECK` fails if this tool chain is not there and rustup cannot install it, and says that the check

@@ -1,6 +1,11 @@
 #!/usr/bin/env bash
-# Runs the tests on a fresh Debian, Ubuntu or macOS with Rust; arguments go to `cargo test`. With `--provide` it only
-# installs what they need.
+# Runs the tests on a fresh Debian, Ubuntu or macOS with Rust.
+#
+#   tests/run.sh                  all of them
+#   tests/run.sh --provide        only installs what they need
+#   tests/run.sh --model          the model and the simulation, which need nothing, in the time that others leave
+#   tests/run.sh --others         all but these two
+#   tests/run.sh -p tests lead    what `cargo test` runs with these arguments
 #
 # The tests start their own redis-server processes on ports of their own; what is missing for that
 # is installed first, and curl, nghttp with h2load, and Chromium, if they can be. REDIS_SERVER and CHROMEDRIVER may name
@@ -11,6 +16,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 main() {
     command -v cargo >/dev/null || fail "cargo is missing: install Rust first"
+    if [ "$*" = --model ]; then
+        model
+        return
+    fi
     trap clean_up EXIT
     TOWER_REDLOCK_NOT_RUN="$(mktemp)"
     export TOWER_REDLOCK_NOT_RUN
@@ -22,20 +31,25 @@ main() {
     [ "$*" != --provide ] || return 0
     # Most tests wait for servers for most of their time.
     export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
-    if [ "$#" -gt 0 ]; then
-        test_workspace --no-fail-fast "$@"
-    else
-        test_workspace --no-run
-        # In the time that other tests leave, and none of them waits for it. Model and simulation are optimised, because
-        # they walk through millions of states. A minute of faults is a minute, whatever runs meanwhile.
-        beside env -u RUST_TEST_THREADS nice -n 19 cargo test --release -p model -p simulation --test model --test simulation
-        beside tests/getting_started.sh
-        beside test_workspace --test proofs "$FAULTS"
-        test_workspace --no-fail-fast -- --skip "$FAULTS"
-        RUST_TEST_THREADS=2 test_workspace --test operators --test page --test tour
-        join
-    fi
+    case "$*" in
+        "" | --others)
+            test_workspace --no-run
+            [ "$*" = --others ] || beside model
+            # A minute of faults is a minute, whatever runs meanwhile.
+            beside tests/getting_started.sh
+            beside test_workspace --test proofs "$FAULTS"
+            test_workspace --no-fail-fast -- --skip "$FAULTS"
+            RUST_TEST_THREADS=2 test_workspace --test operators --test page --test tour
+            join
+            ;;
+        *) test_workspace --no-fail-fast "$@" ;;
+    esac
     say "all tests passed$([ ! -s "$TOWER_REDLOCK_NOT_RUN" ] || echo ", but for those that are named below")"
+}
+
+# Optimised, because they walk through millions of states.
+model() {
+    run env -u RUST_TEST_THREADS nice -n 19 cargo test --release -p model -p simulation --test model --test simulation
 }
 
 # Always with the same packages and features, because cargo would build their dependencies anew for others.

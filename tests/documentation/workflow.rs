@@ -13,10 +13,11 @@ fn forgotten(script: &str, workflow: &str) -> Vec<String> {
     let (_, matrix) = workflow.split_once("matrix:\n").unwrap();
     let (matrix, _) = matrix.split_once("runs-on:").unwrap();
     let named: Vec<&str> = matrix.split_whitespace().collect();
-    let steps = script
-        .lines()
-        .filter_map(|line| line.strip_prefix("    step "));
-    let steps = steps.map(|step| step.split(' ').next().unwrap_or_default());
+    let steps = script.lines().filter_map(|line| {
+        let (command, arguments) = line.trim_start().split_once(' ')?;
+        let is_step = command == "step" || command == "step_beside";
+        is_step.then(|| arguments.split(' ').next())?
+    });
     let steps: Vec<&str> = steps.collect();
     assert!(steps.len() > 2, "{steps:?}");
     let forgotten = steps.into_iter().filter(|step| !named.contains(step));
@@ -26,7 +27,7 @@ fn forgotten(script: &str, workflow: &str) -> Vec<String> {
 #[test]
 fn a_planted_step_without_a_job_is_found() {
     let script =
-        "    step fmt cargo fmt\n    step docs cargo doc\n    step gone true\n    step beta true\n";
+        "    step fmt cargo fmt\n    step_beside lost true\n    step gone true\n    step beta true\n";
     let workflow = "matrix:\n- fmt docs\n- { steps: beta }\nruns-on: gone\n";
-    assert_eq!(forgotten(script, workflow), ["gone"]);
+    assert_eq!(forgotten(script, workflow), ["lost", "gone"]);
 }
