@@ -76,7 +76,9 @@ fn missing_names(command: &str) -> Vec<String> {
             script if is_check(script) && is_name(pair[1]) => {
                 let steps = words.iter().skip_while(|word| **word != script).skip(1);
                 for step in steps.take_while(|word| is_name(word)) {
-                    let is_there = read(script).contains(&format!("    step {step} "));
+                    let is_there = ["step", "step_beside"]
+                        .iter()
+                        .any(|command| read(script).contains(&format!("    {command} {step} ")));
                     expect(is_there, format!("step {step} in {script}"));
                 }
             }

@@ -26,8 +26,7 @@ fn forgotten(script: &str, workflow: &str) -> Vec<String> {
 
 #[test]
 fn a_planted_step_without_a_job_is_found() {
-    let script =
-        "    step fmt cargo fmt\n    step_beside lost true\n    step gone true\n    step beta true\n";
+    let script = "    step fmt cargo fmt\n    step_beside lost true\n    step gone true\n    step beta true\n";
     let workflow = "matrix:\n- fmt docs\n- { steps: beta }\nruns-on: gone\n";
     assert_eq!(forgotten(script, workflow), ["lost", "gone"]);
 }
