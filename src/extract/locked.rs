@@ -108,6 +108,10 @@ use crate::protocol::LockKeys;
 /// }
 /// ```
 ///
+/// A state of type `Arc<AppState>` can do neither, as both types are foreign: put what it shares into an `Arc` inside.
+///
+/// *`Handler` is not satisfied*: one of these, or a `Locked<Json<T>>` or `Locked<Form<T>>` that is not the last argument.
+///
 /// # Design
 ///
 /// The type itself has the bound `LockResource`. With the bound on the extractor traits alone, the compiler reports only
@@ -199,7 +203,7 @@ pub trait LockResource {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not say which resource to lock",
     label = "`Locked` needs `LockResource` for this",
-    note = "implement `tower_redlock::LockResource` for the type inside of `Path`, `Query`, `Json`, `Form`, `Extension` or `State`"
+    note = "implement `tower_redlock::LockResource` for the type inside of `Path`, `Query`, `Json`, `Form`, `Extension` or `State`; a `u64` or a tuple needs a type of your own around it"
 )]
 #[expect(
     unnameable_types,

@@ -74,24 +74,8 @@ kind_setters!(LockRequest.options);
 /// # }
 /// ```
 ///
-/// Macros and functions that take futures, such as `tokio::join!`, need
-/// [`into_future`](std::future::IntoFuture::into_future):
-///
-/// ```
-/// use std::future::IntoFuture;
-/// use tower_redlock::Redlock;
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tower_redlock::LockError> {
-/// let redlock = Redlock::in_memory(3);
-/// let (from, to) = tokio::try_join!(
-///     redlock.lock("from").into_future(),
-///     redlock.lock("to").into_future(),
-/// )?;
-/// # drop((from, to));
-/// # Ok(())
-/// # }
-/// ```
+/// Functions that take an `impl Future`, such as `tokio::spawn`, need
+/// [`into_future`](std::future::IntoFuture::into_future).
 #[must_use = "the lock is not requested until the request is awaited"]
 pub struct LockRequest {
     pub(super) core: Arc<Core>,

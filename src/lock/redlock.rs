@@ -137,7 +137,7 @@ impl Redlock {
     /// # }
     /// ```
     ///
-    /// `work` is called for each term, so it clones what it needs:
+    /// `work` is called for each term, so it clones what it needs (an async closure that captures it does not compile):
     ///
     /// ```
     /// # use std::sync::Arc;

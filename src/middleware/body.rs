@@ -116,8 +116,8 @@ pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
 
 impl LockGuard {
     /// Makes the lock live as long as the body of a response, as the layer does: its last frame
-    /// waits for the release, and it ends with a [`Rejection`] as its error if the lock is lost. Of what a handler returns,
-    /// `IntoResponse::into_response` makes a response. Take the token before, if the body needs it.
+    /// waits for the release, and it ends with a [`Rejection`] as its error if the lock is lost. `IntoResponse::into_response`
+    /// makes a response of what a handler has, and a `Response<Body>` of what this returns. Take the token before, if the body needs it.
     ///
     /// A response without a body cannot wait for the release: [`release`](Self::release) the guard
     /// before you return one.
