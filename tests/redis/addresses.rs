@@ -1,13 +1,11 @@
 //! Addresses that lead to one server, or change where they lead: a majority consists of servers.
 
-use std::future::IntoFuture;
-
 use support::{
     Cluster, Log, Proxy, Random, RedisServer, assert_matches, free_port, ms, secs, until,
-    until_all_up, wait_until,
+    until_all_up,
 };
 use tokio::time::{Instant, sleep};
-use tower_redlock::{LockError, NodeHealth, NodeState, RestartGuard};
+use tower_redlock::{LockError, NodeHealth, NodeState};
 
 use crate::patient::{LONGEST, builder, guarded, name_of};
 
@@ -22,7 +20,7 @@ async fn changing_addresses_make_no_majority_of_one_server() {
     let mut random = Random(20_261_122);
     let mut granted = 0;
     let began = Instant::now();
-    while began.elapsed() < secs(9) {
+    while began.elapsed() < secs(5) {
         let wire = usize::try_from(random.below(3)).unwrap();
         let server = usize::try_from(random.below(3)).unwrap();
         // Nearly always right, so that there are locks at all.
@@ -46,36 +44,7 @@ async fn changing_addresses_make_no_majority_of_one_server() {
     }
     assert!(granted > 0, "nothing was tried");
     let connections: usize = wires.iter().map(Proxy::connections).sum();
-    assert!(connections < 9 * 3 * 20, "{connections} connections");
-}
-
-/// The first vote of a server came under a name that leads elsewhere by now, so that it is no twin when
-/// another name leads to it for the first time.
-#[tokio::test]
-async fn server_that_voted_under_one_name_does_not_vote_at_once_under_another() {
-    let cluster = Cluster::start(2);
-    let window = secs(4);
-    let ttl = secs(3);
-    let settled = guarded(cluster.urls()).ttl(ttl).max_ttl(ttl);
-    let settled = settled.restart_guard(RestartGuard::For(window));
-    until_all_up(&settled.build().unwrap(), LONGEST).await;
-    let fast = Proxy::start(cluster.servers[0].addr()).await;
-    let slow = Proxy::start(cluster.servers[0].addr()).await;
-    slow.delay(ms(250));
-    let away = format!("redis://127.0.0.1:{}", free_port());
-    let redlock = builder([fast.url(), slow.url(), away]).connect_timeout(secs(3));
-    let redlock = redlock.ttl(ttl).restart_guard(RestartGuard::For(window));
-    let redlock = redlock.build().unwrap();
-    let name = name_of("k");
-    let moving = async {
-        let is_asked = || cluster.servers[0].exists(&name);
-        wait_until("asked", LONGEST, is_asked).await;
-        fast.lead_to(cluster.servers[1].addr());
-        fast.cut();
-        fast.pass();
-    };
-    let (asked, ()) = tokio::join!(redlock.try_lock("k").into_future(), moving);
-    assert!(asked.is_err(), "held by {} server", cluster.holders(&name));
+    assert!(connections < 5 * 3 * 20, "{connections} connections");
 }
 
 /// Otherwise two of its three addresses would be a majority. New clients, which meet all addresses at once.
@@ -157,12 +126,12 @@ async fn three_addresses_of_one_server_do_not_vote_or_reconnect_endlessly() {
     .await;
     let before: usize = wires.iter().map(Proxy::connections).sum();
     let began = Instant::now();
-    while began.elapsed() < secs(11) {
+    while began.elapsed() < secs(6) {
         let refused = redlock.try_lock("k").await;
         assert_matches!(refused, Err(LockError::Unavailable { .. }));
         sleep(ms(20)).await;
     }
     let after: usize = wires.iter().map(Proxy::connections).sum();
-    assert!(after - before <= 3 * 3, "{} connections", after - before);
+    assert!(after - before <= 2 * 3, "{} connections", after - before);
     assert!(!server.exists(&name_of("k")));
 }

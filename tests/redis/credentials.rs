@@ -158,7 +158,7 @@ async fn passwords_rotated_under_load_refuse_no_lock() {
         })
         .collect();
     let mut killed = 0;
-    for number in 1..=6 {
+    for number in 1..=3 {
         let began = Instant::now();
         let [old, new] = [number - 1, number].map(|number| format!("password-{number}"));
         for server in &cluster.servers {
@@ -186,7 +186,7 @@ async fn passwords_rotated_under_load_refuse_no_lock() {
     }
     let asked = provider.asked();
     println!("{granted} locks, {killed} connections killed, {asked} askings");
-    assert!(granted > 200 && killed >= 72 && asked >= 72);
+    assert!(granted > 100 && killed >= 36 && asked >= 36);
 }
 
 #[tokio::test]
@@ -227,7 +227,7 @@ async fn provider_that_fails_for_one_node_is_one_failure_of_that_node() {
     let provider = "check the provider in RedlockBuilder::credentials";
     let asking = |why: &str| format!("asking for credentials failed ({why}); {provider}");
     let wrong = "AUTH was refused (WRONGPASS invalid username-password pair or user is disabled)";
-    let silent = "no answer within 1s, the connect_timeout";
+    let silent = "no answer within 300ms, the connect_timeout";
     let missing = "/no/such/file: No such file or directory (os error 2)";
     for (fault, why) in [
         (Fault::Hangs, asking(silent)),
@@ -239,7 +239,8 @@ async fn provider_that_fails_for_one_node_is_one_failure_of_that_node() {
         let cluster = start(3, SECRET);
         let (log, _subscribed) = Log::subscribed();
         let faulty = Faulty(fault, cluster.servers[0].addr().to_string());
-        let redlock = builder(cluster.urls()).credentials(faulty).build().unwrap();
+        let redlock = builder(cluster.urls()).credentials(faulty);
+        let redlock = redlock.connect_timeout(CONNECT_TIMEOUT).build().unwrap();
         let began = Instant::now();
         let guard = redlock.try_lock("k").await.unwrap();
         let took = began.elapsed();
@@ -281,27 +282,6 @@ async fn refused_login_asks_the_provider_once_more_before_the_node_is_down() {
 }
 
 #[tokio::test]
-async fn password_changed_behind_the_provider_is_one_failure_until_it_is_right_again() {
-    let cluster = start(3, SECRET);
-    let (log, _subscribed) = Log::subscribed();
-    let credentials = Credentials::new(SECRET).username("locker");
-    let redlock = builder(cluster.urls()).credentials(credentials);
-    let redlock = redlock.build().unwrap();
-    until_all_up(&redlock, LONGEST).await;
-    set_user(&cluster.servers[0], &["resetpass", ">another"]);
-    lock_and_release(&redlock, "k").await;
-    let why = why_first_is_down(&redlock).await;
-    assert_eq!(why, None, "a connection that is open stays");
-    kill(&cluster.servers[0]);
-    lock_for(&redlock, secs(1)).await;
-    let why = why_first_is_down(&redlock).await.unwrap();
-    assert!(why.starts_with("AUTH was refused (WRONGPASS "), "{why}");
-    assert_eq!(downs(&log), 1, "{}", log.text());
-    set_user(&cluster.servers[0], &[&format!(">{SECRET}")]);
-    until_all_up(&redlock, LONGEST).await;
-}
-
-#[tokio::test]
 async fn file_is_read_again_at_each_connection() {
     let file = env::temp_dir().join(format!("tower-redlock-password-{}", process::id()));
     fs::write(&file, "first\n").unwrap();
@@ -321,8 +301,7 @@ async fn file_is_read_again_at_each_connection() {
     assert!(why.contains(&file.display().to_string()), "{why}");
 }
 
-/// The default.
-const CONNECT_TIMEOUT: Duration = secs(1);
+const CONNECT_TIMEOUT: Duration = ms(300);
 /// What a busy machine may add.
 const NOISE: Duration = secs(1);
 

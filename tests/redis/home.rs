@@ -14,12 +14,10 @@ use std::thread;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
-use futures_util::future::join_all;
 use support::{
     Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, once, secs, send, set_all,
-    three_nodes, until, wait_until,
+    three_nodes, until,
 };
-use tokio::join;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind};
@@ -189,7 +187,7 @@ fn all_works_in_a_home_of_its_own_while_the_programs_runtime_rests() {
 
 /// Blocks the only thread of the program's runtime, as careless handlers do.
 async fn think(lock: LockHandle) -> String {
-    let blocked = thread::spawn(|| thread::sleep(secs(15)));
+    let blocked = thread::spawn(|| thread::sleep(secs(5)));
     blocked.join().expect("it sleeps");
     format!("{} {:?}", lock.is_valid(), lock.fencing_token().is_some())
 }
@@ -198,10 +196,10 @@ async fn think(lock: LockHandle) -> String {
 fn handler_that_blocks_the_only_thread_keeps_its_lock_until_max_hold() {
     let cluster = Cluster::start(3);
     let background = many_threads();
-    let redlock = builder(cluster.urls()).ttl(secs(2));
+    let redlock = builder(cluster.urls()).ttl(secs(1));
     let redlock = redlock.runtime(background.handle().clone());
     let redlock = redlock.build().unwrap();
-    let another_process = builder(cluster.urls()).ttl(secs(2)).build().unwrap();
+    let another_process = builder(cluster.urls()).ttl(secs(1)).build().unwrap();
     let handler = |name: &'static str, max_hold| {
         let redlock = redlock.clone();
         thread::spawn(move || {
@@ -212,7 +210,7 @@ fn handler_that_blocks_the_only_thread_keeps_its_lock_until_max_hold() {
         })
     };
     let began = Instant::now();
-    let (kept, lost) = (handler("kept", secs(60)), handler("lost", secs(6)));
+    let (kept, lost) = (handler("kept", secs(60)), handler("lost", secs(2)));
     let other = many_threads();
     other.block_on(async {
         let is_free = async |key| match another_process.try_lock(key).await {
@@ -225,8 +223,8 @@ fn handler_that_blocks_the_only_thread_keeps_its_lock_until_max_hold() {
         sleep(ms(500)).await;
         assert!(!is_free("kept").await && !is_free("lost").await);
         until("over", LONGEST, || is_free("lost")).await;
-        assert!(began.elapsed() > secs(5), "{:?}", began.elapsed());
-        sleep(secs(13).saturating_sub(began.elapsed())).await;
+        assert!(began.elapsed() > ms(1_500), "{:?}", began.elapsed());
+        sleep(secs(4).saturating_sub(began.elapsed())).await;
         assert!(!is_free("kept").await);
     });
     let kept = kept.join().unwrap();
@@ -326,26 +324,6 @@ async fn state(redlock: &Redlock) -> NodeState {
     redlock.health().await.nodes[0].state.clone()
 }
 
-async fn until_unreachable(redlock: &Redlock) {
-    until("unreachable", LONGEST, || async {
-        matches!(state(redlock).await, NodeState::Unreachable { .. })
-    })
-    .await;
-}
-
-#[test]
-fn killed_node_is_asked_again_by_the_next_home() {
-    let mut server = RedisServer::start();
-    let redlock = builder([server.url()]).build().unwrap();
-    let first = many_threads();
-    first.block_on(until_locked(&redlock, "k"));
-    server.kill();
-    first.block_on(until_unreachable(&redlock));
-    drop(first);
-    server.restart();
-    many_threads().block_on(until_locked(&redlock, "k"));
-}
-
 #[test]
 fn quarantined_node_is_asked_again_by_the_next_home() {
     let server = RedisServer::start();
@@ -356,44 +334,6 @@ fn quarantined_node_is_asked_again_by_the_next_home() {
         assert_matches!(state, NodeState::Quarantined { .. });
     });
     many_threads().block_on(until_locked(&redlock, "k"));
-}
-
-#[test]
-fn node_with_a_duplicate_address_is_asked_again_by_the_next_home() {
-    let servers = [RedisServer::start(), RedisServer::start()];
-    let second = many_threads();
-    let name = second.block_on(Proxy::start(servers[0].addr()));
-    let redlock = guarded([servers[0].url(), name.url()]).build().unwrap();
-    many_threads().block_on(until("twins", LONGEST, || async {
-        let refused = redlock.try_lock("k").await;
-        refused.is_err_and(|error| error.to_string().contains("are one server; list it once"))
-    }));
-    name.lead_to(servers[1].addr());
-    second.block_on(until_locked(&redlock, "k"));
-}
-
-/// The server executes what it got before the connection ended.
-#[test]
-fn lock_asked_for_by_a_dropped_runtime_is_released_at_a_server_that_was_stopped() {
-    let server = RedisServer::start();
-    let redlock = builder([server.url()]).ttl(secs(60));
-    let redlock = redlock.node_timeout(secs(10)).connect_timeout(ms(300));
-    let redlock = redlock.build().unwrap();
-    let (first, second) = (many_threads(), many_threads());
-    first.block_on(until_locked(&redlock, "k"));
-    server.stop();
-    let asking = async {
-        // The lane notices that the server is silent only later.
-        assert_disconnected(&redlock.try_lock("k").await.unwrap_err());
-    };
-    let ending = async {
-        sleep(ms(200)).await;
-        first.shutdown_background();
-    };
-    second.block_on(async { tokio::join!(asking, ending) });
-    server.cont();
-    let is_free = || !server.exists("redlock:{k}");
-    second.block_on(wait_until("free", LONGEST, is_free));
 }
 
 /// The first to ask for a record reads it for all, in a runtime of which nothing may come any more.
@@ -431,42 +371,4 @@ fn runtime_dropped_while_connecting_leaves_a_redlock_that_connects() {
     let guard = second.block_on(redlock.lock("k").into_future()).unwrap();
     second.block_on(guard.release()).unwrap();
     assert!(!server.exists(&name_of("k")));
-}
-
-/// As a limit of processor time has it: replies and the end of the node timeout are found at once.
-#[test]
-fn process_that_stood_still_reads_first_what_has_arrived_meanwhile() {
-    let beside = many_threads();
-    let (cluster, proxies) = beside.block_on(async {
-        let cluster = Cluster::start(3);
-        let proxies = cluster.servers.iter();
-        let proxies = proxies.map(|server| Proxy::start(server.addr()));
-        let proxies = join_all(proxies).await;
-        (cluster, proxies)
-    });
-    for runtime in [one_thread(), many_threads()] {
-        runtime.block_on(async {
-            let redlock = builder(proxies.iter().map(Proxy::url)).node_timeout(ms(100));
-            let redlock = redlock.build().unwrap();
-            until_locked(&redlock, "k").await;
-            proxies.iter().for_each(|proxy| proxy.delay(ms(30)));
-            for round in 0..3 {
-                let (asked, listing) = (redlock.clone(), redlock.clone());
-                let asking = tokio::spawn(async move {
-                    join!(asked.try_lock("k").into_future(), listing.health())
-                });
-                let standing = async {
-                    sleep(ms(10)).await;
-                    thread::sleep(ms(500));
-                };
-                tokio::spawn(standing).await.unwrap();
-                let (guard, health) = asking.await.unwrap();
-                assert_matches!(guard, Ok(_), "round {round}");
-                assert_eq!(health.up(), 3, "round {round}");
-                drop(guard);
-                cluster.wait_until_free(secs(5)).await;
-            }
-            proxies.iter().for_each(Proxy::pass);
-        });
-    }
 }

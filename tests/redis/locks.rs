@@ -9,25 +9,6 @@ use tower_redlock::{LockError, Released};
 
 use crate::patient::{LONGEST, builder, until_locked};
 
-#[tokio::test]
-async fn lock_excludes_other_callers_until_it_is_released() {
-    let cluster = Cluster::start(3);
-    for fencing in [true, false] {
-        let ours = builder(cluster.urls()).fencing(fencing).build().unwrap();
-        let theirs = builder(cluster.urls()).fencing(fencing).build().unwrap();
-        for keys in [vec!["a"], vec!["a", "b"]] {
-            let guard = ours.lock_all(keys.clone()).await.unwrap();
-            assert_eq!(guard.fencing_token().is_some(), fencing);
-            let refused = theirs.try_lock("a").await.unwrap_err();
-            assert_matches!(refused, LockError::Contended { .. });
-            guard.extend(secs(9)).await.unwrap();
-            assert_eq!(guard.release().await, Ok(Released::Freed));
-            lock_and_release(&theirs, "a").await;
-        }
-    }
-    cluster.wait_until_free(secs(1)).await;
-}
-
 /// What one request set, a later one with a shorter ttl does not shorten; so the release must go out
 /// as long as the longest of them lives.
 #[tokio::test]
@@ -67,27 +48,19 @@ async fn node_behind_a_slow_link_is_reached_again() {
 #[tokio::test]
 async fn labels_are_in_the_value_of_the_lock_and_refused_callers_read_them() {
     let cluster = Cluster::start(3);
-    for (fencing, several) in [(true, false), (true, true), (false, false), (false, true)] {
+    for fencing in [true, false] {
         let process = |label| {
-            builder(cluster.urls())
-                .fencing(fencing)
-                .holder(label)
-                .build()
+            let builder = builder(cluster.urls()).fencing(fencing);
+            builder.holder(label).build().unwrap()
         };
-        let (ours, theirs) = (process("ours").unwrap(), process("theirs").unwrap());
-        let keys = if several { vec!["a", "b"] } else { vec!["a"] };
-        let guard = ours.lock_all(keys.clone()).note("a note").await.unwrap();
+        let (ours, theirs) = (process("ours"), process("theirs"));
+        let guard = ours.lock("a").note("a note").await.unwrap();
         // On all nodes: where callers compete, nodes name different holders.
-        let all = 3 * keys.len();
-        wait_until("on all", LONGEST, || cluster.lock_keys().len() == all).await;
+        wait_until("on all", LONGEST, || cluster.lock_keys().len() == 3).await;
         let value = cluster.servers[0].command(&["GET", "redlock:{a}"]);
-        let value = value.as_str().unwrap();
-        let (owner, shown) = value.split_at(32);
-        assert!(
-            owner.bytes().all(|digit| digit.is_ascii_hexdigit()),
-            "{value}"
-        );
-        assert!(shown.ends_with(" ours\ta note"), "{value}");
+        let (owner, shown) = value.as_str().unwrap().split_at(32);
+        let is_owner = owner.bytes().all(|digit| digit.is_ascii_hexdigit());
+        assert!(is_owner && shown.ends_with(" ours\ta note"), "{value:?}");
         for refused in [
             theirs.try_lock("a").await,
             theirs.try_lock("a").shared().await,
@@ -107,15 +80,4 @@ async fn labels_are_in_the_value_of_the_lock_and_refused_callers_read_them() {
         assert_matches!(refused, Err(LockError::Contended { holder: None, .. }));
         cluster.command(&["DEL", "redlock:{a}"]);
     }
-    let process = |label| builder(cluster.urls()).holder(label).build().unwrap();
-    let [one, other] = ["one", "other"].map(process);
-    let _readers = [
-        one.try_lock("r").shared().await.unwrap(),
-        other.try_lock("r").shared().note("n").await.unwrap(),
-    ];
-    let inspection = process("third").inspect("r").await;
-    let holders = inspection.holders();
-    let mut holders: Vec<_> = holders.iter().map(ToString::to_string).collect();
-    holders.sort_unstable();
-    assert_eq!(holders, ["one", "other (n)"]);
 }

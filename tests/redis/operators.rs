@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 
 use futures_util::future::join_all;
-use support::{Cluster, ScriptNode, assert_matches, ms, secs, until_all_up};
+use support::{Cluster, assert_matches, ms, secs, until_all_up};
 use tokio::time::sleep;
 use tower_redlock::{
     KeyState, LockRequest, LostReason, NodeFailure, Redlock, ReleaseError, Released, RestartGuard,
@@ -87,35 +87,4 @@ async fn release_says_that_the_servers_no_longer_had_the_lock() {
         assert_eq!(released, if place % 2 == 0 { gone.clone() } else { freed });
     }
     cluster.wait_until_free(PATIENCE).await;
-}
-
-/// A server that was stopped may get the request when another holder has the lock, which for readers has the same mark.
-#[tokio::test]
-async fn revoke_is_not_carried_out_after_its_time_by_the_clock_of_the_server() {
-    let mut node = ScriptNode::start(&[
-        include_str!("../../src/node/redis/scripts/inspect.lua"),
-        concat!(
-            include_str!("../../src/node/redis/scripts/notify.lua"),
-            include_str!("../../src/node/redis/scripts/revoke.lua")
-        ),
-    ]);
-    let keys: [&[u8]; 4] = [b"lock", b"readers", b"fence", b"record"];
-    for holder in ["shared", "owner"] {
-        node.call(&["SET", "lock", holder]);
-        node.call(&["ZADD", "readers", "inf", "one"]);
-        for (millis, revoked, is_left) in [(-2_000, -1, 2), (-1, -1, 2), (10_000, 1, 0)] {
-            let seen = node.eval(0, &keys, &[]).unwrap();
-            let [.., now, digest, _] = seen.as_array().unwrap() else {
-                panic!("{seen:?}");
-            };
-            let until = (now.as_int().unwrap() + millis).to_string();
-            let args = [digest.as_str().unwrap().as_bytes(), until.as_bytes()];
-            let answer = node.eval(1, &keys[..2], &args).unwrap();
-            let what = format!("{holder}, {millis} ms left: {answer:?}");
-            let answer = answer.as_array().unwrap()[0].as_int();
-            assert_eq!(answer, Some(revoked), "{what}");
-            let left = node.call(&["DBSIZE"]);
-            assert_eq!(left.as_int(), Some(is_left), "{what}");
-        }
-    }
 }

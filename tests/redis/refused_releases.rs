@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
 use tower_redlock::Redlock;
 
-use crate::patient::{LONGEST, app_of, builder, many_threads, name_of, request, until_locked};
+use crate::patient::{LONGEST, app_of, builder, many_threads, name_of, request};
 
 /// Servers that refuse every write, as with too few replicas.
 fn refuse_writes(server: &RedisServer, refuse: bool) {
@@ -92,26 +92,6 @@ async fn refused_release_does_not_release_the_next_holder() {
     next.release().await.unwrap();
 }
 
-/// A server that comes back without its memory has nothing to release, and is asked for locks.
-#[tokio::test]
-async fn server_restarted_with_refused_releases_pending_grants_again() {
-    let mut server = RedisServer::start();
-    let redlock = builder([server.url()]).ttl(secs(60)).build().unwrap();
-    let mut guards = Vec::new();
-    for key in 0..200 {
-        guards.push(redlock.lock(format!("k{key}")).await.unwrap());
-    }
-    refuse_writes(&server, true);
-    for guard in guards {
-        drop(guard);
-    }
-    sleep(ms(300)).await;
-    server.kill();
-    server.restart();
-    until_locked(&redlock, "k0").await;
-    assert!(server.keys("redlock:{k*}").is_empty());
-}
-
 /// One server is away while very many requests leave before they begin.
 #[tokio::test]
 async fn dropped_requests_beside_a_stopped_server_delay_neither_drain_nor_lane() {
@@ -119,14 +99,14 @@ async fn dropped_requests_beside_a_stopped_server_delay_neither_drain_nor_lane()
     let cluster = Cluster::start(3);
     let (wire, urls) = cluster.behind_proxy(2).await;
     // Far above the 300 ms after which requests leave: a busy machine is late to drop them.
-    let redlock = builder(urls).ttl(secs(2)).node_timeout(ms(1_800));
+    let redlock = builder(urls).ttl(secs(1)).node_timeout(ms(900));
     let redlock = redlock.build().unwrap();
     lock_and_release(&redlock, "warm").await;
     let executed = Executed::default();
     let layer = once(&redlock).at_most_once(true);
     wire.black_hole();
     let mut tasks = tokio::task::JoinSet::new();
-    for key in 0..3_000 {
+    for key in 0..1_500 {
         let slow = layer.layer(SlowReadiness::of_clones(app_of(&executed), secs(60)));
         let asked = slow.oneshot(request(&key.to_string()));
         tasks.spawn(async move { timeout(ms(300), asked).await.is_ok() });
@@ -146,9 +126,9 @@ async fn dropped_requests_beside_a_stopped_server_delay_neither_drain_nor_lane()
     assert_eq!(executed.count(), 0);
     drop((redlock, layer));
     // Two ttls, and it does not try to connect any more.
-    sleep(secs(5)).await;
+    sleep(ms(2_500)).await;
     let connections = wire.connections();
-    sleep(secs(2)).await;
+    sleep(secs(1)).await;
     assert_eq!(wire.connections(), connections);
 }
 
@@ -159,11 +139,11 @@ async fn hold_at_least_ends_in_time_at_servers_that_were_stopped() {
     let redlock = builder(cluster.urls()).ttl(secs(20)).build().unwrap();
     until_all_up(&redlock, LONGEST).await;
     let held = |count| cluster.holders(&name_of("k")) == count;
-    let guard = redlock.lock("k").hold_at_least(secs(4)).await.unwrap();
+    let guard = redlock.lock("k").hold_at_least(secs(2)).await.unwrap();
     wait_until("held", LONGEST, || held(3)).await;
     cluster.servers.iter().for_each(RedisServer::stop);
     drop(guard);
-    sleep(secs(5)).await;
+    sleep(ms(2_500)).await;
     cluster.servers.iter().for_each(RedisServer::cont);
-    wait_until("free", secs(3), || held(0)).await;
+    wait_until("free", secs(1), || held(0)).await;
 }

@@ -1,14 +1,14 @@
 //! The restart guard on real servers: a server that lost its memory votes only after its locks have expired.
 
-use std::future::Future;
 use std::time::Duration;
 
 use axum::Router;
 use axum::routing::post;
+use futures_util::future::join_all;
 use http::StatusCode;
 use support::{
-    Cluster, Proxy, RedisServer, assert_matches, lock_and_release, ms, not_run, once, secs, send,
-    until,
+    Cluster, RedisServer, assert_matches, lock_and_release, ms, not_run, once, secs, send, until,
+    until_all_up,
 };
 use tower_redlock::{
     Health, LockError, NodeFailure, NodeHealth, NodeState, Redlock, health_router,
@@ -19,16 +19,13 @@ use crate::patient::{failures, guarded, pay};
 /// The window, and one more: servers tell their uptime in whole seconds.
 const LONGEST: Duration = secs(6);
 
-/// Servers that are one are asked again every five seconds; with the window, and time to spare.
-const TWINS_ASKED: Duration = secs(15);
-
 fn redlock(cluster: &Cluster) -> Redlock {
     guarded(cluster.urls()).build().unwrap()
 }
 
 /// Waits until all nodes may vote.
 async fn admitted(redlock: &Redlock) {
-    wait_until(redlock, |health| health.up() == health.nodes.len()).await;
+    until_all_up(redlock, LONGEST).await;
 }
 
 /// Waits until a majority may vote.
@@ -133,49 +130,37 @@ async fn restarted_node_is_quarantined_while_the_others_grant() {
     admitted(&redlock).await;
 }
 
-// Rules: shared.memory
-#[tokio::test]
-async fn flushed_majority_neither_grants_readers_nor_extends_them_on_open_connections() {
-    let cluster = Cluster::start(3);
-    let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
-    admitted(&ours).await;
-    admitted(&theirs).await;
-    let writer = ours.lock("k").await.unwrap();
-    let reader = ours.lock("read").shared().await.unwrap();
-    flush_majority(&cluster);
-    let refused = theirs.try_lock("k").shared().await.unwrap_err();
-    assert!(quarantined(&refused) >= 1, "{refused:?}");
-    assert!(writer.is_valid() && reader.is_valid());
-    reader.lost().await;
-    writer.lost().await;
-    admitted(&theirs).await;
-    let both = theirs.lock_all(["k", "read"]).shared().await.unwrap();
-    both.release().await.unwrap();
-}
-
-/// Also without fencing, where a single key needs no script.
-// Rules: node.memory
+/// Also without fencing, where a single key needs no script, and of readers.
+// Rules: node.memory, shared.memory
 #[tokio::test]
 async fn flushed_majority_is_detected_on_open_connections() {
-    for (fencing, keys) in [(true, &["k"][..]), (false, &["k"]), (false, &["k", "l"])] {
+    let rows = [
+        (true, &["k"][..], false),
+        (false, &["k"], false),
+        (false, &["k", "l"], false),
+        (true, &["k"], true),
+    ];
+    let detected = rows.map(async |(fencing, keys, shares)| {
+        let what = format!("{keys:?}, fencing: {fencing}, shared: {shares}");
         let cluster = Cluster::start(3);
         let build = || guarded(cluster.urls()).fencing(fencing).build().unwrap();
         let (ours, theirs) = (build(), build());
         admitted(&ours).await;
         admitted(&theirs).await;
-        let guard = ours.lock_all(keys.iter().copied()).await.unwrap();
+        let ask = |redlock: &Redlock| {
+            let lock = redlock.lock_all(keys.iter().copied());
+            if shares { lock.shared() } else { lock }
+        };
+        let guard = ask(&ours).await.unwrap();
         flush_majority(&cluster);
-        let second = theirs.lock_all(keys.iter().copied()).wait(Duration::ZERO);
-        let refused = second.await.expect_err("two hold it");
-        assert!(
-            quarantined(&refused) >= 1,
-            "{keys:?}, {fencing}: {refused:?}"
-        );
+        let refused = ask(&theirs).wait(Duration::ZERO).await.expect_err(&what);
+        assert!(quarantined(&refused) >= 1, "{what}: {refused:?}");
         assert!(guard.is_valid());
         guard.lost().await;
         admitted(&theirs).await;
         lock_and_release(&theirs, "k").await;
-    }
+    });
+    join_all(detected).await;
 }
 
 /// Three nodes, and a fourth server that one of them may replicate, if servers may.
@@ -229,84 +214,6 @@ async fn promoted_replica_is_quarantined() {
     tokio::time::sleep(ms(400)).await;
     let state = redlock.health().await.nodes[0].state.clone();
     assert_matches!(state, NodeState::Quarantined { .. });
-}
-
-/// As after a restart with its data, or with an old backup, that this client did not see.
-// Rules: guard.process
-#[tokio::test]
-async fn generation_of_another_process_does_not_shorten_the_quarantine() {
-    let cluster = Cluster::start(3);
-    admitted(&redlock(&cluster)).await;
-    for server in &cluster.servers[..2] {
-        let generation = server.command(&["GET", "redlock:generation"]);
-        // It ends with the run id.
-        let (old, _) = generation.as_str().unwrap().rsplit_once(':').unwrap();
-        server.command(&["SET", "redlock:generation", &format!("{old}:another")]);
-    }
-    let fresh = redlock(&cluster);
-    let refused = fresh.try_lock("k").await.unwrap_err();
-    assert!(quarantined(&refused) >= 1, "{refused:?}");
-    admitted(&fresh).await;
-}
-
-/// A name of the second led to the first, and then where it should.
-#[tokio::test]
-async fn server_reached_by_a_corrected_address_votes_again() {
-    let cluster = Cluster::start(3);
-    let (name, redlock) = with_twins(&cluster, 2).await;
-    assert!(redlock.try_lock("k").await.is_err());
-    // The connection to the wrong one stands, and is good in every other way.
-    name.lead_to(cluster.servers[1].addr());
-    within(TWINS_ASKED, up_in_the_end(&redlock, 3)).await;
-    let guard = redlock.lock("k").await.unwrap();
-    wait_until(&redlock, |_| cluster.holders("redlock:{k}") == 3).await;
-    guard.release().await.unwrap();
-}
-
-/// It may be that nothing is there now; that is no reason for the first not to vote.
-#[tokio::test]
-async fn server_votes_again_after_its_second_address_is_gone() {
-    let cluster = Cluster::start(2);
-    let (name, redlock) = with_twins(&cluster, 1).await;
-    name.lead_to(([127, 0, 0, 1], support::free_port()).into());
-    within(TWINS_ASKED, up_in_the_end(&redlock, 2)).await;
-    lock_and_release(&redlock, "k").await;
-    // And not any more when it does.
-    name.lead_to(cluster.servers[0].addr());
-    within(TWINS_ASKED, twins(&redlock)).await;
-}
-
-/// A cluster whose first server has a second address, and one other server.
-async fn with_twins(cluster: &Cluster, other: usize) -> (Proxy, Redlock) {
-    // Else they would be asked again when their quarantine ends.
-    admitted(&redlock(cluster)).await;
-    let server = &cluster.servers[0];
-    let name = Proxy::start(server.addr()).await;
-    let urls = [server.url(), name.url(), cluster.servers[other].url()];
-    let redlock = guarded(urls).build().unwrap();
-    twins(&redlock).await;
-    (name, redlock)
-}
-
-/// Waits until the first two are seen to be one.
-async fn twins(redlock: &Redlock) {
-    let are_twins = |health: &Health| {
-        health.nodes[..2].iter().all(|node| {
-            matches!(&node.state, NodeState::Unreachable { why, .. } if why.contains("are one server; list it once"))
-        })
-    };
-    wait_until(redlock, are_twins).await;
-}
-
-async fn up_in_the_end(redlock: &Redlock, count: usize) {
-    while redlock.health().await.up() < count {
-        tokio::time::sleep(ms(50)).await;
-    }
-}
-
-async fn within(limit: Duration, what: impl Future<Output = ()>) {
-    let done = tokio::time::timeout(limit, what).await;
-    done.unwrap_or_else(|_| panic!("not after {limit:?}"));
 }
 
 // Rules: guard.info

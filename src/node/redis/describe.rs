@@ -178,6 +178,13 @@ mod tests {
             "AUTH was refused (WRONGPASS invalid username-password pair or user is disabled); check the \
              user and the password in its URL, or what its CredentialsProvider returns"
         );
+        let unknown =
+            reply("ERR unknown command 'AUTH', with args beginning with: 'locker' 'hunter2'");
+        let why = describe_auth(&unknown).unwrap();
+        assert!(
+            why.starts_with("AUTH was refused (ERR);") && !why.contains("hunter2"),
+            "{why}"
+        );
         let none = reply("NOAUTH Authentication required.");
         assert_eq!(
             &*describe_refusal(&none).unwrap(),

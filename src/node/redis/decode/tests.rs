@@ -347,7 +347,7 @@ fn scan_goes_on_where_the_server_says_until_it_says_zero() {
         let sent = [&b"SCAN"[..], sent, b"MATCH", b"r:{*k*}", b"COUNT"];
         let arguments = arguments(&scan(position));
         assert_eq!(arguments[..5], sent);
-        assert_eq!(arguments[6..], [&b"TYPE"[..], b"string"]);
+        assert_eq!(arguments[5..], [&b"50"[..], b"TYPE", b"string"]);
     }
     let text = |text: &[u8]| Value::BulkString(text.into());
     let read = |next: &[u8], names| read(&scan(b""), vec![text(next), Value::Array(names)]);
