@@ -7,38 +7,42 @@ use support::{Cluster, Proxy, RedisServer, lock_and_release, ms, secs, until_all
 use tokio::time::sleep;
 use tower_redlock::LockError;
 
-use crate::patient::{LONGEST, builder, failures, guarded, name_of};
+use crate::patient::{LONGEST, builder, guarded, name_of};
 use crate::server_limits::refusals;
 
+/// Also by the plain `SET` without a restart guard, which itself does not say what is in its way.
 #[tokio::test]
 async fn fencing_off_respects_locks_of_plain_clients_and_foreign_keys() {
     let cluster = Cluster::start(3);
-    let redlock = guarded(cluster.urls()).fencing(false).build().unwrap();
-    until_all_up(&redlock, LONGEST).await;
     let refused = |error: LockError| match error {
         LockError::Contended { retry_after, .. } => retry_after,
         other => panic!("{other:?}"),
     };
-    let (plain, endless, list) = (name_of("plain"), name_of("endless"), name_of("list"));
-    cluster.command(&["SET", &plain, "theirs", "PX", "5000"]);
-    cluster.command(&["SET", &endless, "theirs"]);
-    cluster.command(&["LPUSH", &list, "theirs"]);
-    let left = refused(redlock.try_lock("plain").await.unwrap_err());
-    assert!(
-        left.is_some_and(|left| left > secs(3) && left <= secs(5)),
-        "{left:?}"
-    );
-    let left = refused(redlock.try_lock("endless").await.unwrap_err());
-    assert_eq!(left, None);
-    let set = redlock.lock_all(["free", "plain"]).wait(Duration::ZERO);
-    let left = refused(set.await.unwrap_err());
-    assert!(left.is_some_and(|left| left > secs(3)), "{left:?}");
-    let foreign = redlock.try_lock("list").await.unwrap_err();
-    assert!(failures(&foreign).len() >= 2);
-    for server in &cluster.servers {
-        assert_eq!(server.command(&["GET", &plain]).as_str(), Some("theirs"));
-        assert_eq!(server.command(&["LLEN", &list]).as_int(), Some(1));
-        assert!(!server.exists(&name_of("free")));
+    let [plain, endless, list] = ["plain", "endless", "list"].map(name_of);
+    for builder in [guarded(cluster.urls()), builder(cluster.urls())] {
+        let redlock = builder.fencing(false).build().unwrap();
+        until_all_up(&redlock, LONGEST).await;
+        cluster.command(&["SET", &plain, "theirs", "PX", "5000"]);
+        cluster.command(&["SET", &endless, "theirs"]);
+        cluster.command(&["DEL", &list]);
+        cluster.command(&["LPUSH", &list, "theirs"]);
+        let in_time = |left: Duration| left > secs(3) && left <= secs(5);
+        let left = refused(redlock.try_lock("plain").await.unwrap_err());
+        assert!(left.is_some_and(in_time), "{left:?}");
+        let set = redlock.lock_all(["free", "plain"]).wait(Duration::ZERO);
+        let left = refused(set.await.unwrap_err());
+        assert!(left.is_some_and(in_time), "{left:?}");
+        let left = refused(redlock.try_lock("endless").await.unwrap_err());
+        assert_eq!(left, None);
+        let why = refusals(&redlock.try_lock("list").await.unwrap_err());
+        let is_named =
+            |why: &String| why.contains("(NAMESPACE:{KEY})") && why.contains("delete it");
+        assert!(why.len() >= 2 && why.iter().all(is_named), "{why:?}");
+        for server in &cluster.servers {
+            assert_eq!(server.command(&["GET", &plain]).as_str(), Some("theirs"));
+            assert_eq!(server.command(&["LLEN", &list]).as_int(), Some(1));
+            assert!(!server.exists(&name_of("free")));
+        }
     }
 }
 
@@ -71,29 +75,17 @@ async fn fencing_off_lost_answer_does_not_block_its_own_retry() {
     }
 }
 
-/// The plain `SET` itself does not say what is in its way.
+/// By its plain `SET`, a writer learns that readers hold its key, and it keeps new ones out.
 #[tokio::test]
-async fn fencing_off_without_restart_guard_says_what_refuses_a_lock() {
+async fn fencing_off_without_restart_guard_announces_a_writer_to_readers() {
     let cluster = Cluster::start(3);
-    let unfenced = || builder(cluster.urls()).fencing(false).ttl(secs(8)).build();
-    let (ours, theirs) = (unfenced().unwrap(), unfenced().unwrap());
+    let [ours, theirs] = [(); 2].map(|()| {
+        let builder = builder(cluster.urls()).fencing(false).ttl(secs(8));
+        builder.build().unwrap()
+    });
     for redlock in [&ours, &theirs] {
         until_all_up(redlock, LONGEST).await;
     }
-    for server in &cluster.servers {
-        server.command(&["SET", &name_of("plain"), "theirs", "PX", "5000"]);
-        server.command(&["RPUSH", &name_of("list"), "theirs"]);
-    }
-    let why = refusals(&ours.try_lock("list").await.unwrap_err());
-    let is_named = |why: &String| why.contains("(NAMESPACE:{KEY})") && why.contains("delete it");
-    assert!(why.len() >= 2 && why.iter().all(is_named), "{why:?}");
-    let LockError::Contended { retry_after, .. } = ours.try_lock("plain").await.unwrap_err() else {
-        panic!("it is held");
-    };
-    let in_time = |left: Duration| left > secs(3) && left <= secs(5);
-    assert!(retry_after.is_some_and(in_time), "{retry_after:?}");
-
-    // A writer learns that readers hold its key, and keeps new ones out.
     let reader = ours.try_lock("k").shared().await.unwrap();
     let writing = tokio::spawn(theirs.lock("k").wait(secs(7)).into_future());
     let writer = format!("{}:writer", name_of("k"));
