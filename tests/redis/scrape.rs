@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use support::http::request;
-use support::{Answer, ChildProcess, Cluster, ms, secs};
-use tokio::task::JoinHandle;
+use support::{Answer, ChildProcess, Cluster, secs};
 
 /// A running `metrics` example.
 pub(crate) struct Server {
@@ -34,12 +33,6 @@ impl Server {
         request(self.addr, "POST", path, &[], b"").await
     }
 
-    /// Sends a request whose client goes away when the task is aborted.
-    pub(crate) fn post_beside(&self, path: &'static str) -> JoinHandle<Answer> {
-        let addr = self.addr;
-        tokio::spawn(async move { request(addr, "POST", path, &[], b"").await })
-    }
-
     pub(crate) async fn scrape(&self) -> Scrape {
         let response = self.get("/metrics").await;
         assert_eq!(response.status, 200);
@@ -48,26 +41,6 @@ impl Server {
             Some("text/plain; version=0.0.4")
         );
         Scrape::parse(&response.text())
-    }
-
-    /// Scrapes until a condition holds.
-    pub(crate) async fn scrape_until(&self, what: &str, holds: impl Fn(&Scrape) -> bool) -> Scrape {
-        let seen = tokio::time::timeout(PATIENCE, async {
-            loop {
-                let scrape = self.scrape().await;
-                if holds(&scrape) {
-                    return scrape;
-                }
-                tokio::time::sleep(POLL).await;
-            }
-        });
-        match seen.await {
-            Ok(scrape) => scrape,
-            Err(_) => panic!(
-                "not within {PATIENCE:?}: {what}: {:#?}",
-                self.scrape().await
-            ),
-        }
     }
 }
 
@@ -102,14 +75,6 @@ impl Scrape {
             kinds,
             samples,
         }
-    }
-
-    /// Adds up the whole numbers of a name, of all series that have these labels.
-    pub(crate) fn count(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
-        self.named(name)
-            .filter(|(own, _)| labels.iter().all(|(label, value)| own[*label] == *value))
-            .map(|(_, value)| value.parse::<u64>().unwrap())
-            .sum()
     }
 
     /// Counts by one label; what has not moved yet is not there.
@@ -169,5 +134,3 @@ pub(crate) fn series_of(series: &str) -> (String, Labels) {
 pub(crate) const PARTS: [&str; 4] = ["", "_bucket", "_count", "_sum"];
 
 pub(crate) const PATIENCE: Duration = secs(20);
-
-const POLL: Duration = ms(10);
