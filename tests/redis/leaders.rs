@@ -14,7 +14,7 @@ use crate::patient;
 const TTL: Duration = secs(2);
 
 /// How long the test runs. Longer by `LEADERS_SECONDS`.
-const DEFAULT: u64 = 12;
+const DEFAULT: u64 = 8;
 
 /// One process: leads when it may, until it is told to drain or is killed.
 #[tokio::test]

@@ -332,16 +332,14 @@ fn assert_unavailable(response: &Answer) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn faults_of_a_minority_do_not_affect_requests() {
-    for fault in [Fault::Killed, Fault::Hung, Fault::BlackHoled] {
-        check(3, 1, fault, minority_is_not_noticed).await;
-        check(5, 2, fault, minority_is_not_noticed).await;
-    }
+    check(3, 1, Fault::Killed, minority_is_not_noticed).await;
+    check(5, 2, Fault::Hung, minority_is_not_noticed).await;
+    check(3, 1, Fault::BlackHoled, minority_is_not_noticed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn faults_of_a_majority_are_503_until_it_recovers() {
-    for fault in [Fault::Killed, Fault::Hung, Fault::BlackHoled] {
-        check(3, 2, fault, majority_is_a_503_until_it_is_back).await;
-        check(5, 3, fault, majority_is_a_503_until_it_is_back).await;
-    }
+    check(3, 2, Fault::Killed, majority_is_a_503_until_it_is_back).await;
+    check(5, 3, Fault::Hung, majority_is_a_503_until_it_is_back).await;
+    check(3, 2, Fault::BlackHoled, majority_is_a_503_until_it_is_back).await;
 }

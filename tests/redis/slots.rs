@@ -61,7 +61,7 @@ async fn two_hundred_clients_of_two_processes_use_five_slots_and_never_six() {
         acquisitions.sum::<u64>()
     };
     let (began, before) = (Instant::now(), calls(&cluster));
-    sleep(secs(10)).await;
+    sleep(secs(4)).await;
     let (average, after) = (judge.average(began), calls(&cluster));
     drop(processes);
     let seen = judge.seen.lock().unwrap();
@@ -75,10 +75,10 @@ async fn two_hundred_clients_of_two_processes_use_five_slots_and_never_six() {
     assert_eq!(seen.most, SLOTS);
     // 4.8 on an idle machine. The slots are not left free while clients wait.
     assert!(average > 400, "{average}");
-    assert!(turns > 200, "{turns}");
+    assert!(turns > 80, "{turns}");
     for process in ["a", "b"] {
         let of_it = seen.begun.keys().filter(|name| name.starts_with(process));
-        assert!(of_it.count() > CLIENTS / 4, "{:?}", seen.begun);
+        assert!(of_it.count() > CLIENTS / 10, "{:?}", seen.begun);
     }
 }
 

@@ -164,7 +164,7 @@ async fn connections_that_read_records_are_counted_and_closed_when_idle() {
         readers.count()
     };
     assert_eq!(readers(), 2);
-    sleep(secs(5)).await;
+    sleep(secs(1)).await;
     assert_eq!(readers(), 2);
     wait_until("closed", PATIENCE, || readers() == 0).await;
 }
