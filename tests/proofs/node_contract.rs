@@ -1,17 +1,15 @@
-//! The Redis node mirrors the reference node: the same requests, sent as scripts to a real server and
-//! applied to `protocol::Store`, get the same answers.
+//! What the scripts for locks leave on a server, beside the reference node.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{self, Random, ms, secs};
-use tower_redlock::FencingToken;
+use support::{self, ms, secs};
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Shown, holder};
 
-use crate::record_contract::requests::{INTENTS, kind, named};
+use crate::batch_contract;
+use crate::record_contract::requests::{INTENTS, named};
 use crate::wire::{GENERATION, Pair, RETENTION, STEP, TOLERANCE, eval, send, start_node, text};
 
 pub(crate) fn names(keys: &[&str]) -> Arc<[KeyNames]> {
@@ -50,111 +48,6 @@ pub(crate) fn confirm(token: u64, ttl: Duration) -> Op {
     }
 }
 
-/// Returns an `ACQUIRE` and a `CONFIRM` of random times, with a number around the last one, now and then with the least one
-/// or up to `jump` above.
-pub(crate) fn random_votes(
-    random: &mut Random,
-    fencing: bool,
-    last: u64,
-    [least, jump]: [u64; 2],
-) -> [Op; 2] {
-    let ttl = STEP * u32::try_from(1 + random.below(9)).unwrap();
-    // A fence outlives the locks under it.
-    let retention = STEP * u32::try_from(10 + random.below(5)).unwrap();
-    let near = (last + random.below(4)).saturating_sub(1).max(least);
-    let number = match random.below(8) {
-        0 => least,
-        1 => near + random.below(jump),
-        _ => near,
-    };
-    let acquire = Op::Acquire {
-        proposal: fencing.then_some(number),
-        ttl,
-        retention,
-    };
-    let confirm = Op::Confirm {
-        // What is confirmed is never beyond what nodes grant.
-        token: fencing.then_some(number.min(FencingToken::MAX.as_u64())),
-        ttl,
-        retention,
-    };
-    [acquire, confirm]
-}
-
-/// Sends random requests of several owners for keys and sets of keys to both nodes.
-fn compare(seed: u64, first_number: u64, fencing: bool) {
-    let mut pair = Pair::new();
-    let mut random = Random(seed);
-    let mut seen = BTreeSet::new();
-    for round in 0..3 {
-        pair.forget();
-        let mut last_number = first_number;
-        for step in 0..250 {
-            let what = format!("seed {seed}, round {round}, step {step}");
-            let id = u8::try_from(random.below(3)).unwrap();
-            let keys = random.one_of::<&[&str]>(&[
-                &["x"],
-                &["y"],
-                &["z"],
-                &["x", "y"],
-                &["y", "z"],
-                &["x", "y", "z"],
-            ]);
-            // Without fencing, the node asks for single keys with plain commands or as sets.
-            let as_set = keys.len() > 1 || !fencing || random.below(4) == 0;
-            let [acquire, confirm] = random_votes(&mut random, fencing, last_number, [0, 1_000]);
-            let op = match random.below(12) {
-                0..4 => acquire,
-                4..7 => confirm,
-                7..9 => Op::Release,
-                9..11 => {
-                    pair.pass(STEP * u32::try_from(1 + random.below(6)).unwrap());
-                    continue;
-                }
-                _ => {
-                    // One key vanishes on both nodes.
-                    let key = random.one_of(&["x", "y", "z"]);
-                    let lock = text(&names(&[key])[0].lock);
-                    pair.node.call(&["DEL", &lock]);
-                    for id in 0..3 {
-                        let now = pair.now();
-                        pair.store.apply(&command(&[key], id, Op::Release), now);
-                    }
-                    continue;
-                }
-            };
-            let command = command(keys, id, op);
-            let reply = pair.ask_as(&command, as_set, &what);
-            if let Reply::Granted(number) | Reply::At(number) = reply {
-                last_number = number;
-            }
-            seen.insert(kind(&command.op, &reply));
-        }
-    }
-    assert!(seen.len() >= 6, "the requests are too tame: {seen:?}");
-}
-
-#[test]
-fn random_requests_with_small_numbers_match_the_reference() {
-    compare(1, 1, true);
-}
-
-#[test]
-fn random_requests_with_current_numbers_match_the_reference() {
-    compare(2, 1_763_659_999_000_003, true);
-}
-
-// Rules: node.digits
-#[test]
-fn random_requests_at_the_largest_numbers_match_the_reference() {
-    compare(3, FencingToken::MAX.as_u64() - 300, true);
-}
-
-#[test]
-fn random_requests_without_fencing_match_the_reference() {
-    compare(4, 1, false);
-}
-
 /// Too short, the next token could be one that was, or what was executed could not be recorded; without an end, servers
 /// get full.
 // Rules: node.release
@@ -162,7 +55,16 @@ fn random_requests_without_fencing_match_the_reference() {
 fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
     let mut pair = Pair::new();
     let recorded = [named("recorded", INTENTS)].into();
-    for names in [names(&["k"]), names(&["x", "y"]), recorded] {
+    for (names, in_batch) in [
+        (names(&["k"]), false),
+        (names(&["b"]), true),
+        (names(&["x", "y"]), false),
+        (recorded, false),
+    ] {
+        let tell = |pair: &mut Pair, command, what: &str| match in_batch {
+            true => drop(batch_contract::ask(pair, &[command], None, what)),
+            false => drop(pair.ask(&command, what)),
+        };
         let command = |id, mut op, steps: u32| {
             if let Op::Acquire { retention, .. } | Op::Confirm { retention, .. } = &mut op {
                 *retention = steps * STEP;
@@ -180,7 +82,7 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
             }
         };
         let mut ask = |op, steps, what| {
-            pair.ask(&command(1, op, steps), what);
+            tell(&mut pair, command(1, op, steps), what);
             lives(&mut pair, steps, what);
             pair.pass(STEP);
             lives(&mut pair, steps - 1, what);
@@ -193,12 +95,12 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
         for name in names.iter() {
             pair.node.call(&["DEL", &text(&name.fence)]);
         }
-        pair.ask(&command(1, confirm(9, STEP), 14), "vanished");
+        tell(&mut pair, command(1, confirm(9, STEP), 14), "vanished");
         lives(&mut pair, 14, "vanished");
         pair.pass(STEP);
-        pair.ask(&command(1, Op::Release, 0), "release");
+        tell(&mut pair, command(1, Op::Release, 0), "release");
         lives(&mut pair, 13, "released");
-        pair.ask(&command(2, acquire(1, STEP), 20), "next");
+        tell(&mut pair, command(2, acquire(1, STEP), 20), "next");
         lives(&mut pair, 20, "granted again");
     }
 }

@@ -68,10 +68,6 @@ fn place_of(script: &str) -> usize {
     place.unwrap_or_else(|| panic!("no script {script}"))
 }
 
-pub(crate) fn code_of(script: &str) -> &'static str {
-    SCRIPTS[place_of(script)].1
-}
-
 /// Runs a script by its name; an error is what the server said.
 #[track_caller]
 pub(crate) fn eval(

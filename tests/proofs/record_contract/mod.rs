@@ -2,6 +2,5 @@
 //! server and applied to `protocol::Store`, get the same answers.
 
 mod faults;
-mod random;
 pub(crate) mod requests;
 mod rules;

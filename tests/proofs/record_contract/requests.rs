@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use support::{self, secs};
-use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::message::{Command, KeyState, Op, Reply, SharedOp};
 use tower_redlock::protocol::{
     ExecutionId, Fingerprint, KeyNames, LockKey, Namespace, OwnerToken, Record, Shown, holder,
 };
@@ -13,16 +13,25 @@ use crate::wire::STEP;
 /// Names the kind of an answer, as finely as the protocol tells them apart.
 pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
     match (op, reply) {
+        (Op::Shared(_), Reply::Granted(_)) => "reader granted",
         (_, Reply::Granted(_)) => "granted",
+        (Op::Shared(_), Reply::Held { .. }) => "reader refused",
         (_, Reply::Held { shown, .. }) => match shown {
             Some(_) => "held for an owner",
             None => "held",
         },
         (_, Reply::HeldShared { .. }) => "held by readers",
+        (_, Reply::HeldSlot { free: 0, .. }) => "no free slot",
+        (_, Reply::HeldSlot { .. }) => "another slot is free",
+        (Op::Shared(_), Reply::At(_)) => "reader extended",
         (_, Reply::At(_)) => "at",
         (Op::Confirm { .. }, Reply::Lost) => "lost to confirm",
-        (Op::Release | Op::ReleaseExecuted, Reply::Lost) => "nothing to release",
+        (Op::Shared(SharedOp::Confirm { .. }), Reply::Lost) => "reader lost",
+        (op, Reply::Lost) if op.is_release() => "nothing to release",
         (_, Reply::Lost) => "lost to record",
+        (Op::ReleaseAfter { .. }, Reply::Released) => "released after a while",
+        (Op::Shared(SharedOp::Release), Reply::Released) => "reader released",
+        (Op::Shared(_), Reply::Released) => "announced",
         (_, Reply::Released) => "released",
         (_, Reply::Done { record, .. }) if record.is_whole() => "done: whole",
         (_, Reply::Done { .. }) => "done: head",
@@ -31,6 +40,15 @@ pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
         (_, Reply::Intended) => "intended",
         (_, Reply::Overflow) => "overflow",
         (_, Reply::Amnesia) => "amnesia",
+        (_, Reply::TooLate) => "too late to revoke",
+        (_, Reply::Revoked { was_held: true }) => "revoked",
+        (_, Reply::Revoked { was_held: false }) => "nothing to revoke",
+        (_, Reply::Seen(seen)) => match seen.state {
+            KeyState::Free => "seen free",
+            KeyState::Held { .. } => "seen held",
+            KeyState::Shared { readers: 1, .. } => "seen with a reader",
+            _ => "seen with readers",
+        },
         (_, other) => panic!("{other:?} is not an answer to {op:?}"),
     }
 }

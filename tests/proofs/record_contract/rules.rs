@@ -1,15 +1,13 @@
 //! The rules of records, one by one, and secrets that no reply may contain.
 
 use support::assert_matches;
-use tower_redlock::FencingToken;
-use tower_redlock::protocol::Record;
 use tower_redlock::protocol::message::{Op, Reply};
 
 use crate::record_contract::requests::{
     INTENTS, PLAIN, TTL, acquire, all_ops, bytes_of, command, execution, fingerprint, name_of,
     owner, record,
 };
-use crate::wire::{Pair, STEP, code_of, send, send_raw, start_node};
+use crate::wire::{Pair, STEP, send, send_raw, start_node};
 
 // Rules: node.record
 #[test]
@@ -125,23 +123,4 @@ fn held_reply_has_the_fingerprint_of_the_holder() {
         };
         assert_eq!(held, unknown, "{value}");
     }
-}
-
-#[test]
-fn scripts_have_the_record_sizes_of_the_reference() {
-    let scripts = ["acquire_once", "confirm_once", "record", "top_up", "look"];
-    let [acquire, confirm, record, top_up, look] = scripts.map(code_of);
-    for script in [acquire, confirm, look] {
-        assert!(script.contains(&format!("> {} then", Record::MAX_INLINE)));
-    }
-    for script in [acquire, confirm, record, top_up, look] {
-        // Both ends count.
-        let head = format!(", 0, {})", Record::HEAD - 1);
-        let [heads, whole] = ["'GETRANGE'", &head].map(|text| script.matches(text).count());
-        assert!(heads > 0 && whole == heads, "{script}");
-    }
-    assert!(record.contains(&format!("string.sub(ARGV[2], 1, {})", Record::HEAD)));
-    assert!(acquire.contains(&format!("fence > {} then", FencingToken::MAX)));
-    // Of the owner, the half that tells what is asked for.
-    assert!(acquire.contains("string.sub(holder, 33)") && owner(PLAIN).to_value().len() == 32);
 }
