@@ -49,10 +49,6 @@ pub(crate) struct Acquired {
     pub(crate) token: u64,
     /// When, in microseconds of the client's wall clock.
     pub(crate) at: u64,
-    /// How often it was refused before because another client held the lock.
-    pub(crate) contended: u32,
-    /// How often it was refused before because no majority voted.
-    pub(crate) unavailable: u32,
 }
 
 /// What became of a write to both registers.
@@ -62,15 +58,6 @@ pub(crate) struct Written {
     pub(crate) was_valid: bool,
     /// Whether the register that checks tokens took it; the other one takes all.
     pub(crate) fenced: bool,
-}
-
-/// How a lock was lost, in microseconds of the client's wall clock.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LostAt {
-    /// When `lost()` had resolved.
-    pub(crate) told: u64,
-    /// The end of the validity as the lock last promised it.
-    pub(crate) promised: u64,
 }
 
 impl Client {
@@ -141,24 +128,12 @@ impl Client {
     #[track_caller]
     pub(crate) fn acquired(&self, told: Told) -> Option<Acquired> {
         let answer = self.answer(told);
-        let words: Vec<_> = answer.split(' ').collect();
-        let [outcome, numbers @ ..] = words.as_slice() else {
-            panic!("{answer}");
-        };
-        let number = |index: usize| -> u64 {
-            let number: &&str = numbers.get(index).expect("four of them");
-            number.parse().expect("a number")
-        };
-        let count = |index| u32::try_from(number(index)).expect("it was counted one by one");
-        match *outcome {
-            "acquired" => Some(Acquired {
-                token: number(0),
-                at: number(1),
-                contended: count(2),
-                unavailable: count(3),
-            }),
-            _ => None,
-        }
+        let (token, at) = answer.strip_prefix("acquired ")?.split_once(' ')?;
+        let number = |text: &str| text.parse().expect("a number");
+        Some(Acquired {
+            token: number(token),
+            at: number(at),
+        })
     }
 
     /// Returns until when the client may rely on its lock, by its own wall clock, if it may now.
@@ -190,22 +165,6 @@ impl Client {
         Written {
             was_valid: answer.contains("valid"),
             fenced: answer.contains("taken"),
-        }
-    }
-
-    /// Lets the client wait until its lock is lost.
-    pub(crate) fn watch(&self) -> Told {
-        self.tell("watch")
-    }
-
-    #[track_caller]
-    pub(crate) fn lost(&self, told: Told) -> LostAt {
-        let answer = self.answer(told);
-        let (told, promised) = answer.split_once(' ').expect("two numbers");
-        let number = |text: &str| text.parse().expect("a number");
-        LostAt {
-            told: number(told),
-            promised: number(promised),
         }
     }
 
@@ -317,7 +276,6 @@ impl Worker {
             },
             "read" => self.read(),
             "write" => self.write(),
-            "watch" => self.watch().await,
             "release" => self.release().await,
             _ => format!("! no order: {order}"),
         }
@@ -339,21 +297,19 @@ impl Worker {
 
     async fn keep_trying(&mut self, patience: Duration) -> String {
         let deadline = Instant::now() + patience;
-        let (mut contended, mut unavailable) = (0, 0);
         loop {
             match self.redlock.try_lock(KEY).await {
                 Ok(guard) => {
                     let at = now();
                     let token = token(&guard);
                     self.guard = Some(guard);
-                    return format!("acquired {token} {at} {contended} {unavailable}");
+                    return format!("acquired {token} {at}");
                 }
-                Err(LockError::Contended { .. }) => contended += 1,
-                Err(LockError::Unavailable { .. }) => unavailable += 1,
+                Err(LockError::Contended { .. } | LockError::Unavailable { .. }) => {}
                 Err(error) => return format!("! {error}"),
             }
             if Instant::now() >= deadline {
-                return format!("refused {contended} {unavailable}");
+                return "refused".into();
             }
             sleep(ms(2)).await;
         }
@@ -380,20 +336,6 @@ impl Worker {
         self.storage.write_plain(&plain);
         let valid = if was_valid { "valid" } else { "over" };
         format!("{valid} {}", if taken { "taken" } else { "refused" })
-    }
-
-    async fn watch(&self) -> String {
-        let lost = self.holding().lost();
-        tokio::pin!(lost);
-        let mut promised = 0;
-        loop {
-            promised = self.valid_until().map_or(promised, |at| at.max(promised));
-            tokio::select! {
-                biased;
-                _ = &mut lost => return format!("{} {promised}", now()),
-                () = sleep(ms(5)) => {}
-            }
-        }
     }
 
     async fn release(&mut self) -> String {

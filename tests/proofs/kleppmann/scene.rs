@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use support::{Deadline, RedisServer, secs, until_all_up};
-use tower_redlock::{Redlock, RestartGuard};
+use support::{Deadline, RedisServer, secs};
 
 use crate::kleppmann::client::{Acquired, Client, Setup, Written};
 use crate::kleppmann::storage::Storage;
@@ -17,15 +16,6 @@ pub(crate) const fn guarded(ttl: Duration, window: Duration) -> Setup {
         ttl,
         guard: Some(window),
     }
-}
-
-/// Returns a lock service of this process that is connected to all its nodes.
-pub(crate) async fn unguarded_redlock(urls: Vec<String>, node_timeout: Duration) -> Redlock {
-    let builder = Redlock::builder().urls(urls).node_timeout(node_timeout);
-    let redlock = builder.restart_guard(RestartGuard::Off).build();
-    let redlock = redlock.expect("the settings are valid");
-    until_all_up(&redlock, PATIENCE).await;
-    redlock
 }
 
 /// Checks that the second client's update is in the register that checks tokens, and lost in the
