@@ -2,7 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_redlock::protocol::{KeyError, KeyNames, LockKey, LockKeys, MAX_CLEAR_KEY, Namespace};
+use tower_redlock::protocol::{KeyError, KeyNames, LockKey, LockKeys, Namespace};
 
 use crate::round_cases::cases;
 
@@ -44,20 +44,6 @@ fn tricky_pair() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     })
 }
 
-/// Reads a composite key back, as any other language would: netstrings, one after the other.
-fn parts_of(mut key: &[u8]) -> Vec<Vec<u8>> {
-    let mut parts = Vec::new();
-    while !key.is_empty() {
-        let colon = key.iter().position(|byte| *byte == b':').expect("a length");
-        let length = std::str::from_utf8(&key[..colon]).expect("digits");
-        let length: usize = length.parse().expect("a number");
-        let (part, rest) = key[colon + 1..].split_at(length);
-        parts.push(part.to_vec());
-        key = rest.strip_prefix(b",").expect("a comma");
-    }
-    parts
-}
-
 /// Not SHA-256, but different for different keys of one length and first bytes.
 fn digest(key: &[u8]) -> [u8; 32] {
     let mut digest = [0xff; 32];
@@ -87,14 +73,6 @@ proptest! {
     #![proptest_config(cases(1_000))]
 
     #[test]
-    fn composite_keys_can_be_read_back_so_no_two_of_them_are_equal(
-        parts in vec(tricky_bytes(), 0..6),
-    ) {
-        let key = LockKey::from_parts(&parts);
-        prop_assert_eq!(parts_of(key.as_bytes()), parts);
-    }
-
-    #[test]
     fn names_of_locks_and_fences_are_equal_only_if_namespace_and_key_are(
         spaces in namespaces(),
         (one, other) in tricky_pair(),
@@ -107,16 +85,5 @@ proptest! {
         prop_assert_ne!(&a.lock, &a.fence);
         prop_assert_ne!(&a.lock, &b.fence);
         prop_assert_ne!(&b.lock, &a.fence);
-    }
-
-    #[test]
-    fn long_keys_are_distinguished_by_their_digests(
-        length in MAX_CLEAR_KEY + 1..MAX_CLEAR_KEY + 200,
-        first in any::<u8>(),
-        second in any::<u8>(),
-    ) {
-        let long = |byte| names("ns", &vec![byte; length]).expect("any length will do");
-        prop_assert_eq!(long(first).lock == long(second).lock, first == second);
-        prop_assert!(long(first).lock.len() < MAX_CLEAR_KEY);
     }
 }

@@ -15,6 +15,7 @@ mod node_contract;
 mod random_contract;
 mod record_contract;
 mod record_rounds;
+mod resize;
 mod round_cases;
 mod second_phase;
 mod shared_contract;
