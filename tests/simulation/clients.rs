@@ -30,6 +30,7 @@ use tower_redlock::test_util::{SimEnv, SimNetwork, SimRequest};
 use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, RedlockLayer, key, scope};
 
 use crate::plan::{ms, up_to};
+use crate::tally::Tally;
 
 /// How effects are kept from happening twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,64 +53,9 @@ pub(crate) enum Flaw {
     OverlooksFinal,
 }
 
-/// How often what happened.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CallCounts {
-    calls: usize,
-    attempts: usize,
-    lost: usize,
-    duplicates: usize,
-    deaths: usize,
-    effects: usize,
-    succeeded: usize,
-    cut: usize,
-    refused: usize,
-    in_progress: usize,
-    unknown: usize,
-    failed: usize,
-    late: usize,
-    known_later: usize,
-}
-
-impl CallCounts {
-    fn all(&mut self) -> [&mut usize; 14] {
-        [
-            &mut self.calls,
-            &mut self.attempts,
-            &mut self.lost,
-            &mut self.duplicates,
-            &mut self.deaths,
-            &mut self.effects,
-            &mut self.succeeded,
-            &mut self.cut,
-            &mut self.refused,
-            &mut self.in_progress,
-            &mut self.unknown,
-            &mut self.failed,
-            &mut self.late,
-            &mut self.known_later,
-        ]
-    }
-
-    pub(crate) fn add(&mut self, mut other: Self) {
-        for (total, more) in self.all().into_iter().zip(other.all()) {
-            *total += *more;
-        }
-    }
-
-    /// Returns how often the rarest thing happened.
-    pub(crate) fn rarest(mut self) -> usize {
-        self.all()
-            .map(|count| *count)
-            .into_iter()
-            .min()
-            .unwrap_or(0)
-    }
-}
-
 pub(crate) struct CallOutcome {
     pub(crate) story: String,
-    pub(crate) counts: CallCounts,
+    pub(crate) counts: Tally,
     pub(crate) violations: Vec<String>,
 }
 
@@ -147,7 +93,7 @@ pub(crate) fn simulate_calls(seed: u64, protection: Protection, flaw: Flaw) -> C
     }
     CallOutcome {
         story: state.story.join("\n"),
-        counts: state.counts,
+        counts: state.counts.clone(),
         violations,
     }
 }
@@ -169,7 +115,7 @@ struct State {
     index: BTreeMap<IdempotencyKey, usize>,
     payments: usize,
     story: Vec<String>,
-    counts: CallCounts,
+    counts: Tally,
     violations: Vec<String>,
 }
 
@@ -284,7 +230,7 @@ impl World {
             index: BTreeMap::new(),
             payments: 0,
             story: Vec::new(),
-            counts: CallCounts::default(),
+            counts: Tally::default(),
             violations: Vec::new(),
         };
         let stores = (0..3).map(|_| Store::default());
@@ -340,7 +286,7 @@ impl World {
         let claim = self.send(&request, deadline).await;
         {
             let mut state = self.state();
-            state.counts.calls += 1;
+            state.counts.count("calls");
             state.call(&body).claim = claim;
         }
         if claim != Claim::Unknown || !own_key {
@@ -356,7 +302,7 @@ impl World {
         let claim = self.send(&request, Duration::from_secs(600)).await;
         let mut state = self.state();
         if claim == Claim::Executed {
-            state.counts.known_later += 1;
+            state.counts.count("known later");
             state.call(&body).claim = claim;
         } else if self.protection != Protection::AtMostOnce {
             let wrong = format!("call {id} ends as {claim:?} without faults");
@@ -396,7 +342,7 @@ impl World {
     /// Returns what the end of a call says, which must be one of the known ends.
     async fn judge(&self, result: Result<Response<ReadBody<Wire>>, Lost>) -> (Claim, String) {
         let Ok(response) = result else {
-            self.state().counts.failed += 1;
+            self.state().counts.count("failed");
             return (Claim::Unknown, "lost".to_owned());
         };
         let (head, body) = response.into_parts();
@@ -408,23 +354,21 @@ impl World {
         let code = code_of(&head.headers, &body);
         let end = format!("{} {code} {is_whole}", head.status);
         let mut state = self.state();
-        let (claim, count) = match (head.status.as_u16(), code.as_str()) {
-            (200, _) if is_whole => (Claim::Executed, &mut state.counts.succeeded),
-            (200, _) => (Claim::Executed, &mut state.counts.cut),
-            (423, "lock-contended") | (503, "refused") => {
-                (Claim::NotExecuted, &mut state.counts.refused)
-            }
-            (409, "request-in-progress") => (Claim::Unknown, &mut state.counts.in_progress),
-            (409, "outcome-unknown") => (Claim::Unknown, &mut state.counts.unknown),
-            (409, _) if !is_whole => (Claim::Unknown, &mut state.counts.cut),
-            (423 | 503, _) if !is_whole => (Claim::NotExecuted, &mut state.counts.refused),
-            (504, "deadline-exceeded") => (Claim::Unknown, &mut state.counts.late),
+        let (claim, what) = match (head.status.as_u16(), code.as_str()) {
+            (200, _) if is_whole => (Claim::Executed, "succeeded"),
+            (200, _) => (Claim::Executed, "cut"),
+            (423, "lock-contended") | (503, "refused") => (Claim::NotExecuted, "refused"),
+            (409, "request-in-progress") => (Claim::Unknown, "in progress"),
+            (409, "outcome-unknown") => (Claim::Unknown, "unknown"),
+            (409, _) if !is_whole => (Claim::Unknown, "cut"),
+            (423 | 503, _) if !is_whole => (Claim::NotExecuted, "refused"),
+            (504, "deadline-exceeded") => (Claim::Unknown, "late"),
             _ => {
                 state.violations.push(format!("no known end: {end}"));
                 return (Claim::Unknown, end);
             }
         };
-        *count += 1;
+        state.counts.count(what);
         (claim, end)
     }
 
@@ -453,7 +397,7 @@ impl World {
             drop(serve(after));
         }
         let lost = || {
-            self.state().counts.lost += 1;
+            self.state().counts.count("lost");
             Err(Lost)
         };
         if !trip.arrives {
@@ -488,13 +432,13 @@ impl World {
     /// Notes that a client sends a body, and draws what becomes of it.
     fn depart(&self, headers: &mut HeaderMap, body: &Bytes) -> Trip {
         let mut state = self.state();
-        state.counts.attempts += 1;
+        state.counts.count("attempts");
         if state.call(body).ended {
             let wrong = format!("call {body:?} is sent again after its end");
             state.violations.push(wrong);
         }
         if self.flaw == Flaw::KeyPerAttempt {
-            let drawn = format!("\"{}\"", state.counts.attempts);
+            let drawn = format!("\"{}\"", state.counts.of("attempts"));
             let drawn = HeaderValue::try_from(drawn).expect("it is a header value");
             headers.insert("idempotency-key", drawn);
         }
@@ -503,7 +447,7 @@ impl World {
             false => Trip::draw(&mut state.rng),
         };
         if trip.duplicate.is_some() {
-            state.counts.duplicates += 1;
+            state.counts.count("duplicates");
             state.call(body).duplicated = true;
         }
         drop(state);
@@ -548,7 +492,7 @@ impl World {
             }
             process = self.process();
             let mut state = self.state();
-            state.counts.deaths += 1;
+            state.counts.count("deaths");
             state.processes[index] = process.clone();
         }
         let died = &process.line.died;
@@ -640,7 +584,7 @@ impl World {
             return paid;
         }
         state.payments += 1;
-        state.counts.effects += 1;
+        state.counts.count("effects");
         state.call(call).effects += 1;
         let number = state.payments;
         state.index.insert(key, number);

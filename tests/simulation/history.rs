@@ -12,6 +12,7 @@ use tower_redlock::{
 };
 
 use crate::plan::ms;
+use crate::tally::Tally;
 
 /// How long an attempt takes at most: two phases, and split votes before.
 const ATTEMPT: Duration = ms(3 * 50 + 10);
@@ -31,20 +32,7 @@ struct Book {
     lines: Vec<String>,
     /// What was seen to be wrong while it happened.
     wrong: Vec<String>,
-    counts: Counts,
-}
-
-/// How often what happened.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) granted: usize,
-    pub(crate) contended: usize,
-    pub(crate) unavailable: usize,
-    pub(crate) otherwise_refused: usize,
-    pub(crate) abandoned: usize,
-    pub(crate) extended: usize,
-    pub(crate) expired: usize,
-    pub(crate) gone: usize,
+    counts: Tally,
 }
 
 #[derive(Debug)]
@@ -77,19 +65,6 @@ struct Wait {
     wait: Duration,
 }
 
-impl Counts {
-    pub(crate) fn add(&mut self, other: Self) {
-        self.granted += other.granted;
-        self.contended += other.contended;
-        self.unavailable += other.unavailable;
-        self.otherwise_refused += other.otherwise_refused;
-        self.abandoned += other.abandoned;
-        self.extended += other.extended;
-        self.expired += other.expired;
-        self.gone += other.gone;
-    }
-}
-
 impl History {
     pub(crate) fn granted(
         &self,
@@ -102,7 +77,7 @@ impl History {
         let mut book = self.book();
         let id = LeaseId(book.leases.len());
         let token = guard.fencing_token();
-        book.counts.granted += 1;
+        book.counts.count("granted");
         let kind = token.map_or("shared".to_owned(), |token| format!("token {token}"));
         book.note(now, process, format_args!("lock {} {keys:?} {kind}", id.0));
         book.leases.push(Lease {
@@ -140,16 +115,16 @@ impl History {
     pub(crate) fn refused(&self, process: usize, now: Duration, error: &LockError) {
         let mut book = self.book();
         match error {
-            LockError::Contended { .. } => book.counts.contended += 1,
-            LockError::Unavailable { .. } => book.counts.unavailable += 1,
-            _ => book.counts.otherwise_refused += 1,
+            LockError::Contended { .. } => book.counts.count("contended"),
+            LockError::Unavailable { .. } => book.counts.count("unavailable"),
+            _ => book.counts.count("otherwise refused"),
         }
         book.note(now, process, format_args!("refused: {error}"));
     }
 
     pub(crate) fn abandoned(&self, process: usize, now: Duration) {
         let mut book = self.book();
-        book.counts.abandoned += 1;
+        book.counts.count("abandoned");
         book.note(now, process, format_args!("gave up waiting"));
     }
 
@@ -161,7 +136,7 @@ impl History {
         outcome: &Result<(), ExtendError>,
     ) {
         let mut book = self.book();
-        book.counts.extended += usize::from(outcome.is_ok());
+        book.counts.add("extended", usize::from(outcome.is_ok()));
         if outcome.is_err() {
             let lease = &mut book.leases[lease];
             lease.kept_until = lease.kept_until.max(now + ttl);
@@ -202,8 +177,8 @@ impl History {
         let mut book = self.book();
         let process = book.leases[lease].process;
         match reason {
-            LostReason::Expired => book.counts.expired += 1,
-            LostReason::Gone => book.counts.gone += 1,
+            LostReason::Expired => book.counts.count("expired"),
+            LostReason::Gone => book.counts.count("gone"),
             _ => {}
         }
         book.leases[lease].lost = Some((now, reason));
@@ -247,8 +222,8 @@ impl History {
         self.book().wrong.push(what);
     }
 
-    pub(crate) fn counts(&self) -> Counts {
-        self.book().counts
+    pub(crate) fn counts(&self) -> Tally {
+        self.book().counts.clone()
     }
 
     /// Returns all that happened, in the order in which it was written down.

@@ -57,11 +57,10 @@ use std::thread::{self, available_parallelism};
 
 use tokio::time::Instant;
 
-use crate::clients::{CallCounts, Flaw, Protection, simulate_calls};
-use crate::history::Counts;
-use crate::orders::OrderCounts;
+use crate::clients::{Flaw, Protection, simulate_calls};
 use crate::plan::Plan;
-use crate::simulation::{Outcome, simulate};
+use crate::simulation::simulate;
+use crate::tally::Tally;
 
 mod clients;
 mod history;
@@ -71,6 +70,7 @@ mod plan;
 mod process;
 mod resize;
 mod simulation;
+mod tally;
 
 /// How many seeds are run if nothing else is asked for.
 const SEEDS: u64 = 10_000;
@@ -78,13 +78,13 @@ const SEEDS: u64 = 10_000;
 #[test]
 fn seeds_keep_exclusion_and_token_order_and_leave_no_lock() {
     let (total, _) = run_users("users", SEEDS, Plan::from_seed);
-    assert_eq!(total.shared, 0);
+    assert_eq!(total.counts.of("shared at once"), 0);
 }
 
 #[test]
 fn seeds_keep_readers_and_writers_apart_and_leave_no_lock() {
     let (total, is_long) = run_users("readers and writers", SEEDS, Plan::of_readers);
-    let shared = total.shared;
+    let shared = total.counts.of("shared at once");
     assert!(!is_long || shared > 50, "too tame: {shared} at once");
 }
 
@@ -124,7 +124,8 @@ fn run_users(name: &str, most: u64, plan: fn(u64) -> Plan) -> (Total, bool) {
     });
     let mut total = Total::default();
     for part in totals.unwrap() {
-        total.add(part);
+        total.counts.add_all(part.counts);
+        total.failed.extend(part.failed);
     }
     let seconds = began.elapsed().as_secs_f32();
     say(&format!(
@@ -136,20 +137,8 @@ fn run_users(name: &str, most: u64, plan: fn(u64) -> Plan) -> (Total, bool) {
     }
     let is_long = seeds.end - seeds.start >= most;
     if is_long {
-        let counts = total.counts;
-        let all = [
-            counts.granted,
-            counts.contended,
-            counts.unavailable,
-            counts.abandoned,
-            counts.extended,
-            counts.expired,
-            counts.gone,
-            total.faults,
-            total.heard,
-            total.missed,
-        ];
-        assert!(all.iter().all(|count| *count > 50), "too tame: {total:?}");
+        let all = "granted, contended, unavailable, abandoned, extended, expired, gone, faults, heard, missed";
+        assert!(total.counts.all_exceed(50, all), "too tame: {total:?}");
     }
     (total, is_long)
 }
@@ -208,15 +197,14 @@ fn orders_are_recorded_when_only_connections_break() {
 fn run_orders(name: &str, seeds: u64, plan: fn(u64) -> Plan) {
     let range = asked_seeds().unwrap_or(0..seeds);
     let single = range.end - range.start == 1;
-    let (mut orders, mut told_late) = (OrderCounts::default(), 0);
+    let mut orders = Tally::default();
     let mut found: BTreeMap<String, (u64, usize)> = BTreeMap::new();
     for seed in range.clone() {
         let outcome = simulate(seed, &plan(seed));
         if single {
             say(&outcome.story);
         }
-        orders.add(outcome.orders);
-        told_late += outcome.told_late;
+        orders.add_all(outcome.orders);
         for violation in outcome.violations {
             // Of one kind, one example.
             let kind = violation.replace(|c: char| c.is_ascii_digit(), "");
@@ -231,39 +219,29 @@ fn run_orders(name: &str, seeds: u64, plan: fn(u64) -> Plan) {
             *times += 1;
         }
     }
-    say(&format!(
-        "simulation: {name}: {orders:?}, {told_late} told late"
-    ));
+    say(&format!("simulation: {name}: {orders:?}"));
     if let Some((kind, (seed, times))) = found.iter().next() {
         panic!("seed {seed}: violated: {kind}… ({times} times; {found:#?})");
     }
     if range.end - range.start >= seeds {
-        let counts = [orders.executed, orders.replayed, orders.failed, orders.left];
-        assert!(
-            counts.iter().all(|count| *count > 50),
-            "too tame: {orders:?}"
-        );
+        let is_rich = orders.all_exceed(50, "executed, replayed, failed, left");
+        assert!(is_rich, "too tame: {orders:?}");
     }
 }
 
 #[test]
 fn seed_gives_the_same_run_every_time() {
+    let plans: [fn(u64) -> Plan; 4] = [
+        Plan::from_seed,
+        Plan::of_readers,
+        Plan::of_orders,
+        Plan::of_resize,
+    ];
     for seed in 0..100 {
-        let plan = Plan::from_seed(seed);
-        let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
-        assert_eq!(first.story, second.story, "seed {seed}");
-        let plan = Plan::of_readers(seed);
-        let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
-        assert_eq!(first.story, second.story, "seed {seed} of readers");
-        let plan = Plan::of_orders(seed);
-        let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
-        assert_eq!(first.story, second.story, "seed {seed} of orders");
-        let plan = Plan::of_resize(seed);
-        let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
-        assert_eq!(
-            first.story, second.story,
-            "seed {seed} of a change of the groups"
-        );
+        for (kind, plan) in plans.iter().enumerate() {
+            let story = || simulate(seed, &plan(seed)).story;
+            assert_eq!(story(), story(), "seed {seed} of kind {kind}");
+        }
     }
 }
 
@@ -272,10 +250,10 @@ fn calls_of_clients_have_one_effect_and_a_known_end() {
     for protection in [Protection::AtMostOnce, Protection::Index, Protection::Layer] {
         let range = asked_seeds().unwrap_or(0..SEEDS / 10);
         let (began, seeds) = (Instant::now(), range.end - range.start);
-        let mut total = CallCounts::default();
+        let mut total = Tally::default();
         for seed in range {
             let outcome = simulate_calls(seed, protection, Flaw::None);
-            total.add(outcome.counts);
+            total.add_all(outcome.counts);
             if seeds == 1 || !outcome.violations.is_empty() {
                 say(&outcome.story);
             }
@@ -290,9 +268,11 @@ fn calls_of_clients_have_one_effect_and_a_known_end() {
             "simulation: clients, {protection:?}: {seeds} seeds in {seconds:.1} s: {total:?}"
         ));
         // Without `at_most_once`, no outcome is unknown for good.
-        let tame =
-            seeds >= SEEDS / 10 && protection == Protection::AtMostOnce && total.rarest() < 10;
-        assert!(!tame, "too tame: {total:?}");
+        if seeds >= SEEDS / 10 && protection == Protection::AtMostOnce {
+            let all = "attempts, calls, cut, deaths, duplicates, effects, failed, in progress, known later, late, lost, \
+                       refused, succeeded, unknown";
+            assert!(total.all_exceed(9, all), "too tame: {total:?}");
+        }
     }
 }
 
@@ -326,26 +306,9 @@ fn seed_gives_the_same_calls_every_time() {
 /// What all seeds came to.
 #[derive(Debug, Default)]
 struct Total {
-    counts: Counts,
-    /// Locks that were shared while another shared one of their keys.
-    shared: usize,
-    faults: usize,
-    /// Of the messages that tell of releases.
-    heard: usize,
-    missed: usize,
+    counts: Tally,
     /// Seeds, each with the first of what it violates.
     failed: Vec<(u64, String)>,
-}
-
-impl Total {
-    fn add(&mut self, other: Self) {
-        self.counts.add(other.counts);
-        self.shared += other.shared;
-        self.faults += other.faults;
-        self.heard += other.heard;
-        self.missed += other.missed;
-        self.failed.extend(other.failed);
-    }
 }
 
 /// Runs seeds until there are none left, or some have failed.
@@ -357,35 +320,20 @@ fn run(name: &str, next: &AtomicU64, end: u64, plan: fn(u64) -> Plan, single: bo
             break;
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| simulate(seed, &plan(seed))));
-        let Ok(Outcome {
-            story,
-            holds,
-            counts,
-            shared,
-            faults,
-            heard,
-            missed,
-            violations,
-            traces,
-            ..
-        }) = outcome
-        else {
+        let Ok(outcome) = outcome else {
             total.failed.push((seed, "it panicked".to_owned()));
             continue;
         };
-        histories::write(&format!("{name}_{seed}.jsonl"), &holds);
-        total.counts.add(counts);
-        total.shared += shared;
-        total.faults += faults;
-        total.heard += heard;
-        total.missed += missed;
+        histories::write(&format!("{name}_{seed}.jsonl"), &outcome.holds);
+        total.counts.add_all(outcome.counts);
         if single {
-            say(&story);
+            say(&outcome.story);
         }
-        if let Some(violation) = violations.first() {
+        if let Some(violation) = outcome.violations.first() {
             total.failed.push((seed, violation.clone()));
             say(&format!(
-                "simulation: seed {seed}: {violations:#?}\n{traces}\nTOWER_REDLOCK_SEEDS={seed} tells its story"
+                "simulation: seed {seed}: {:#?}\n{}\nTOWER_REDLOCK_SEEDS={seed} tells its story",
+                outcome.violations, outcome.traces
             ));
         }
     }

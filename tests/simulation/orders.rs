@@ -20,6 +20,7 @@ use tower_redlock::{IdempotencyLayer, Redlock, scope};
 use crate::history::History;
 use crate::network::Network;
 use crate::plan::{Plan, ms, up_to};
+use crate::tally::Tally;
 
 /// How many keys the customers of a simulation use. The second half is executed at most once.
 const KEYS: usize = 6;
@@ -32,7 +33,7 @@ pub(crate) struct Ledger(Arc<Mutex<Book>>);
 struct Book {
     executions: Vec<Execution>,
     answers: Vec<Answer>,
-    counts: OrderCounts,
+    counts: Tally,
 }
 
 #[derive(Debug)]
@@ -54,33 +55,9 @@ struct Answer {
     told: bool,
 }
 
-/// How often what happened.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct OrderCounts {
-    pub(crate) executed: usize,
-    pub(crate) answered: usize,
-    pub(crate) replayed: usize,
-    pub(crate) unrecorded: usize,
-    pub(crate) refused: usize,
-    pub(crate) failed: usize,
-    pub(crate) left: usize,
-}
-
-impl OrderCounts {
-    pub(crate) fn add(&mut self, other: Self) {
-        self.executed += other.executed;
-        self.answered += other.answered;
-        self.replayed += other.replayed;
-        self.unrecorded += other.unrecorded;
-        self.refused += other.refused;
-        self.failed += other.failed;
-        self.left += other.left;
-    }
-}
-
 impl Ledger {
-    pub(crate) fn counts(&self) -> OrderCounts {
-        self.book().counts
+    pub(crate) fn counts(&self) -> Tally {
+        self.book().counts.clone()
     }
 
     /// Returns what is wrong.
@@ -236,8 +213,8 @@ impl Customer {
                 let at = now(self);
                 self.answered(key, at, response).await;
             }
-            Ok(Some(Err(Failed))) | Err(_) => self.count(|counts| counts.failed += 1),
-            Ok(None) => self.count(|counts| counts.left += 1),
+            Ok(Some(Err(Failed))) | Err(_) => self.count("failed"),
+            Ok(None) => self.count("left"),
         }
     }
 
@@ -259,14 +236,15 @@ impl Customer {
             ),
         );
         if head.status != StatusCode::OK {
-            return self.count(|counts| counts.refused += 1);
+            return self.count("refused");
         }
         let recorded = !has("idempotency-recorded");
         let told = self.network.state().was_told(&name_of(key));
         let mut book = self.ledger.book();
-        book.counts.answered += 1;
-        book.counts.replayed += usize::from(has("idempotency-replayed"));
-        book.counts.unrecorded += usize::from(!recorded);
+        book.counts.count("answered");
+        book.counts
+            .add("replayed", usize::from(has("idempotency-replayed")));
+        book.counts.add("unrecorded", usize::from(!recorded));
         book.answers.push(Answer {
             key,
             at,
@@ -276,8 +254,8 @@ impl Customer {
         });
     }
 
-    fn count(&self, how: impl FnOnce(&mut OrderCounts)) {
-        how(&mut self.ledger.book().counts);
+    fn count(&self, what: &'static str) {
+        self.ledger.book().counts.count(what);
     }
 
     fn shop(&self, work: Work, asked: Duration) -> Shop {
@@ -431,7 +409,7 @@ impl<B> Service<Request<B>> for Shop {
         let now = desk.now();
         let number = {
             let mut book = desk.ledger.book();
-            book.counts.executed += 1;
+            book.counts.count("executed");
             book.executions.push(Execution {
                 key: work.key,
                 asked,

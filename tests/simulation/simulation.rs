@@ -7,12 +7,13 @@ use fastrand::Rng;
 use histories::Hold;
 use tower_redlock::protocol::{KeyNames, LockKey, LockKeys, Namespace};
 
-use crate::history::{Counts, History};
+use crate::history::History;
 use crate::network::Network;
-use crate::orders::{Ledger, OrderCounts};
+use crate::orders::Ledger;
 use crate::plan::{Fault, MAX_TTL, Plan, ms};
 use crate::process::Process;
 use crate::resize::{Resize, Step};
+use crate::tally::Tally;
 
 /// How far time goes on at most before everybody must be done.
 const LONGEST: Duration = Duration::from_secs(120);
@@ -30,15 +31,8 @@ const IDLE: Duration = ms(100);
 pub(crate) struct Outcome {
     pub(crate) story: String,
     pub(crate) holds: Vec<Hold>,
-    pub(crate) counts: Counts,
-    /// How many locks were shared while another shared one of their keys.
-    pub(crate) shared: usize,
-    pub(crate) orders: OrderCounts,
-    /// Attempts that were told of a record after they were granted the key.
-    pub(crate) told_late: usize,
-    pub(crate) faults: usize,
-    pub(crate) heard: usize,
-    pub(crate) missed: usize,
+    pub(crate) counts: Tally,
+    pub(crate) orders: Tally,
     pub(crate) violations: Vec<String>,
     /// What happened to the leases of the keys that the first violation names.
     pub(crate) traces: String,
@@ -96,18 +90,22 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
     for (_, trace) in processes.iter().flat_map(|process| process.traces.all()) {
         violations.extend(histories::not_of_the_model(&trace));
     }
+    let (mut counts, mut orders) = (history.counts(), ledger.counts());
+    // Locks that were shared while another shared one of their keys.
+    counts.add("shared at once", history.shared_at_once());
+    counts.add("faults", state.faults);
+    // Of the messages that tell of releases.
+    counts.add("heard", state.wake_ups.heard);
+    counts.add("missed", state.wake_ups.missed);
+    // Attempts that were told of a record after they were granted the key.
+    orders.add("told late", state.orders.told_late);
     let traces = violations.first().map(|first| traces(&processes, first));
     Outcome {
         violations,
         traces: traces.unwrap_or_default(),
-        orders: ledger.counts(),
-        told_late: state.orders.told_late,
-        counts: history.counts(),
+        orders,
+        counts,
         holds: history.holds(),
-        shared: history.shared_at_once(),
-        faults: state.faults,
-        heard: state.wake_ups.heard,
-        missed: state.wake_ups.missed,
         story: history.text(),
     }
 }
