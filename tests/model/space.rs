@@ -8,6 +8,7 @@ use std::hash::Hash;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
+use ahash::RandomState;
 use indexmap::IndexMap;
 use tower_redlock::protocol::lease::Access;
 use tower_redlock::protocol::message::{Command, Op, Reply};
@@ -22,16 +23,16 @@ pub(crate) const RETENTION: Duration = Duration::from_secs(1_000_000);
 
 /// The values seen so far, each with a number and a note; or the arguments of a pure function, each with what it answered.
 #[derive(Debug)]
-pub(crate) struct Seen<T, N>(RwLock<IndexMap<T, N>>);
+pub(crate) struct Seen<T, N>(RwLock<IndexMap<T, N, RandomState>>);
 
 impl<T: Eq + Hash, N> Seen<T, N> {
     pub(crate) fn new() -> Self {
-        Self(RwLock::new(IndexMap::new()))
+        Self(RwLock::default())
     }
 
     /// One that knows this, by number 0.
     pub(crate) fn of(value: T, note: N) -> Self {
-        Self(RwLock::new(IndexMap::from([(value, note)])))
+        Self(RwLock::new(IndexMap::from_iter([(value, note)])))
     }
 
     pub(crate) fn see<R>(&self, id: u32, see: impl FnOnce(&T, &N) -> R) -> R {
