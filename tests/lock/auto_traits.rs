@@ -23,13 +23,3 @@ async fn futures_of_all_lock_operations_are_send() {
     let serving = redlock.serve_until(async {}, ttl, |stopping| stopping);
     let _served = is_send_future(serving).await;
 }
-
-#[tokio::test(start_paused = true)]
-async fn lock_request_is_owned_and_can_be_awaited_in_another_task() {
-    let job = {
-        let redlock = Redlock::in_memory(3);
-        let key = String::from("k");
-        tokio::spawn(redlock.lock(&key).into_future())
-    };
-    assert!(job.await.unwrap().is_ok());
-}

@@ -1,23 +1,21 @@
 //! Callers that are dropped at every poll, with every kind of node, and panics: no key is left.
 
-use std::future::{Future, IntoFuture};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::future::IntoFuture;
 use std::pin::pin;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
-use support::{assert_matches, ms, poll_times};
-use tokio::runtime::{Builder, Runtime};
+use support::{assert_matches, ms, poll_times, real_runtime, secs};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{
-    ExtendError, LockError, LostReason, Redlock, RedlockBuilder, ReleaseError, Released,
-};
+use tower_redlock::{ExtendError, LockError, LostReason, Redlock, ReleaseError, Released};
 
-use crate::common::spread_fences;
+use crate::common::{builder, is_contended, process_with, processes, processes_of, spread_fences};
 
-const TTL: Duration = ms(10_000);
+/// As that of all builders of these tests.
+const TTL: Duration = secs(10);
+
+/// That of a builder by default.
 const NODE_TIMEOUT: Duration = ms(50);
 
 /// Answers that come, but after the node timeout.
@@ -34,37 +32,22 @@ const GATES: [Gate; 7] = [
     Gate::Down,
 ];
 
-/// Every way in which three nodes can behave, whichever of them does what.
-fn all_gates() -> Vec<[Gate; 3]> {
-    gates_of(|places| places.is_sorted())
-}
-
-/// Every way in which the first, the second and the third of three nodes can behave.
-fn ordered_gates() -> Vec<[Gate; 3]> {
-    gates_of(|_| true)
-}
-
-fn gates_of(is_wanted: impl Fn(&[usize; 3]) -> bool) -> Vec<[Gate; 3]> {
+/// Every way in which three nodes can behave: whichever of them does what, or each of the three in its place.
+fn all_gates(in_place: bool) -> Vec<[Gate; 3]> {
     let count = GATES.len();
-    let places =
-        (0..count.pow(3)).map(|number| [1, count, count * count].map(|unit| number / unit % count));
-    let wanted = places.filter(is_wanted);
-    wanted
-        .map(|places| places.map(|place| GATES[place]))
-        .collect()
-}
-
-fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
-    Redlock::builder()
-        .scripted(nodes)
-        .ttl(TTL)
-        .node_timeout(NODE_TIMEOUT)
+    let mut all = Vec::new();
+    for first in 0..count {
+        for second in if in_place { 0 } else { first }..count {
+            for third in if in_place { 0 } else { second }..count {
+                all.push([first, second, third].map(|place| GATES[place]));
+            }
+        }
+    }
+    all
 }
 
 fn scene() -> (ScriptedNodes, Redlock) {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
-    (nodes, redlock)
+    process_with(|builder| builder)
 }
 
 fn set_all(nodes: &ScriptedNodes, gates: [Gate; 3]) {
@@ -98,8 +81,7 @@ async fn nothing_is_left(nodes: &ScriptedNodes, redlock: &Redlock, what: &str) {
 /// Drops the future of a lock at every poll until it completes, over all kinds of nodes.
 async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: bool) {
     // With fences of their own, the nodes differ.
-    let gates = if uneven { ordered_gates() } else { all_gates() };
-    for gates in gates {
+    for gates in all_gates(uneven) {
         for polls in 0.. {
             let what = format!("{keys:?}, {fencing}, {uneven}, {gates:?} after {polls} polls");
             let nodes = ScriptedNodes::new(3);
@@ -132,21 +114,22 @@ async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: b
 // Rules: lock.release
 #[tokio::test(start_paused = true)]
 async fn acquisition_dropped_at_any_poll_of_either_phase_leaves_no_key() {
-    for keys in [&["k"][..], &["k", "l"]] {
-        drop_the_acquisition_everywhere(keys, true, false).await;
-        drop_the_acquisition_everywhere(keys, true, true).await;
+    for (keys, fencing, uneven) in [
+        (&["k"][..], true, false),
+        (&["k", "l"], true, true),
+        (&["k"], false, false),
+    ] {
+        drop_the_acquisition_everywhere(keys, fencing, uneven).await;
     }
-    drop_the_acquisition_everywhere(&["k"], false, false).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn dropped_lock_request_does_not_delay_the_next_caller_of_the_process() {
-    for gates in all_gates() {
+    for gates in all_gates(false) {
         for polls in 0..20 {
             let what = format!("{gates:?} after {polls} polls");
-            let nodes = ScriptedNodes::new(3);
+            let (nodes, redlock) = scene();
             set_all(&nodes, gates);
-            let redlock = builder(&nodes).build().unwrap();
             let mut asking = Box::pin(redlock.try_lock("k").into_future());
             drop(poll_times(&mut asking, polls, 4).await);
             drop(asking);
@@ -197,8 +180,7 @@ async fn waiter_dropped_at_any_poll_leaves_the_queue_and_no_key() {
 #[tokio::test(start_paused = true)]
 async fn remote_waiter_dropped_at_any_poll_leaves_no_key() {
     for polls in 0..60 {
-        let (nodes, here) = scene();
-        let there = builder(&nodes).build().unwrap();
+        let (nodes, [here, there]) = processes();
         let guard = there.lock("k").await.unwrap();
         // Released somewhere in the middle.
         tokio::spawn(async move {
@@ -227,7 +209,7 @@ fn answers(gate: Gate) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn release_dropped_at_any_poll_releases_every_node_that_answers() {
-    for gates in all_gates() {
+    for gates in all_gates(false) {
         for polls in 0.. {
             let what = format!("{gates:?} after {polls} polls");
             let (nodes, redlock) = scene();
@@ -257,7 +239,7 @@ async fn release_dropped_at_any_poll_releases_every_node_that_answers() {
             sleep(TTL).await;
             set_all(&nodes, [Gate::Ready; 3]);
             assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
-            let other = builder(&nodes).build().unwrap();
+            let [other] = processes_of(&nodes);
             assert!(other.try_lock("k").await.is_ok(), "{what}");
             if outcome.is_some() {
                 break;
@@ -269,7 +251,7 @@ async fn release_dropped_at_any_poll_releases_every_node_that_answers() {
 
 #[tokio::test(start_paused = true)]
 async fn guard_dropped_during_a_renewal_leaves_no_key() {
-    for gates in all_gates() {
+    for gates in all_gates(false) {
         for after in [0, 10, 50, 60] {
             let what = format!("{gates:?} {after} ms into the renewal");
             let (nodes, redlock) = scene();
@@ -285,11 +267,10 @@ async fn guard_dropped_during_a_renewal_leaves_no_key() {
 
 #[tokio::test(start_paused = true)]
 async fn extension_dropped_at_any_poll_leaves_a_valid_lock_that_can_be_released() {
-    for gates in all_gates() {
+    for gates in all_gates(false) {
         for polls in [0, 1, 2, 3, 4, 8, 12, 24] {
             let what = format!("{gates:?} after {polls} polls");
-            let nodes = ScriptedNodes::new(3);
-            let redlock = builder(&nodes).renew(false).build().unwrap();
+            let (nodes, redlock) = process_with(|builder| builder.renew(false));
             let guard = redlock.try_lock("k").await.unwrap();
             set_all_for(&nodes, OpKind::Confirm, gates);
             let end = Instant::now() + guard.valid_for();
@@ -341,12 +322,11 @@ async fn panic_while_acquiring_is_a_lock_error_and_leaves_no_key() {
 async fn panic_while_renewing_resolves_lost_and_never_releases_under_the_guard() {
     let (nodes, redlock) = scene();
     let guard = redlock.try_lock("k").await.unwrap();
-    let other = redlock.try_lock("other").await.unwrap();
     let began = Instant::now();
+    sleep(TTL / 6).await;
+    let other = redlock.try_lock("other").await.unwrap();
     nodes.set_for(1, OpKind::Confirm, Gate::Panic);
-    // The renewal of either may be the first; both of them panic.
     assert_eq!(guard.lost().await, LostReason::Abandoned);
-    assert_eq!(other.lost().await, LostReason::Abandoned);
     nodes.set(1, Gate::Ready);
     assert!(began.elapsed() <= TTL / 3 + ms(1), "at the renewal");
     assert!(!guard.is_valid() && guard.valid_for().is_zero());
@@ -355,42 +335,25 @@ async fn panic_while_renewing_resolves_lost_and_never_releases_under_the_guard()
 
     // The holder may not have noticed yet, so the nodes still keep others out.
     assert_eq!(nodes.locks(), [2, 2, 2]);
-    let elsewhere = builder(&nodes).build().unwrap();
-    let refused = elsewhere.try_lock("k").await;
-    assert_matches!(refused, Err(LockError::Contended { .. }));
+    let [elsewhere] = processes_of(&nodes);
+    assert!(is_contended(&elsewhere.try_lock("k").await));
     // The front of this process is free: the nodes are asked.
     let (asked, began) = (nodes.sent(0, OpKind::Acquire), Instant::now());
     assert!(redlock.try_lock("k").await.is_err());
     assert!(nodes.sent(0, OpKind::Acquire) > asked);
     assert!(began.elapsed() <= NODE_TIMEOUT);
 
-    // By the ttl of the renewal that one node carried out, at the latest.
-    sleep(TTL).await;
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-    assert!(redlock.try_lock("k").await.is_ok());
-    let released = guard.release().await;
-    assert_eq!(released, Err(ReleaseError::Lost(LostReason::Abandoned)));
-    drop(other);
-    drain(&redlock, "after a panic").await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn panic_while_renewing_leaves_other_locks_alone() {
-    let (nodes, redlock) = scene();
-    let guard = redlock.try_lock("k").await.unwrap();
-    sleep(TTL / 6).await;
-    let other = redlock.try_lock("other").await.unwrap();
-    nodes.set_for(0, OpKind::Confirm, Gate::Panic);
-    assert_eq!(guard.lost().await, LostReason::Abandoned);
-    nodes.set(0, Gate::Ready);
+    // By the ttl of the renewal that one node carried out, at the latest. Other locks are left alone.
     for _ in 0..30 {
         sleep(TTL / 10).await;
         assert!(other.is_valid());
     }
     assert_eq!(other.release().await, Ok(Released::Freed));
-    drop(guard);
-    drain(&redlock, "after a panic").await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
+    assert!(redlock.try_lock("k").await.is_ok());
+    let released = guard.release().await;
+    assert_eq!(released, Err(ReleaseError::Lost(LostReason::Abandoned)));
+    drain(&redlock, "after a panic").await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -425,7 +388,7 @@ async fn panic_of_every_request_aborts_nothing() {
     let (nodes, redlock) = scene();
     let guard = redlock.try_lock("held").await.unwrap();
     let reader = redlock.try_lock("read").shared().await.unwrap();
-    let elsewhere = builder(&nodes).build().unwrap();
+    let [elsewhere] = processes_of(&nodes);
     let waiting = elsewhere.lock("read").wait(TTL).into_future();
     let mut waiting = Box::pin(waiting);
     assert!(timeout(NODE_TIMEOUT, &mut waiting).await.is_err());
@@ -450,38 +413,13 @@ async fn panic_of_every_request_aborts_nothing() {
     assert_eq!(reader.release().await, lost);
 }
 
-#[tokio::test(start_paused = true)]
-async fn panic_of_the_holder_releases_the_lock() {
-    let (nodes, redlock) = scene();
-    let holder = redlock.clone();
-    let job = tokio::spawn(async move {
-        let _guard = holder.try_lock("k").await.unwrap();
-        panic!("the holder panics");
-    });
-    assert!(job.await.unwrap_err().is_panic());
-    drain(&redlock, "after a panic").await;
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-}
-
-#[test]
-fn lock_request_polled_outside_of_a_runtime_panics_and_leaves_no_key() {
-    let redlock = Redlock::in_memory(3);
-    let mut request = Box::pin(redlock.lock("k").into_future());
-    let mut context = Context::from_waker(Waker::noop());
-    let polled = AssertUnwindSafe(|| request.as_mut().poll(&mut context));
-    assert!(catch_unwind(polled).is_err());
-    let runtime = runtime();
-    let locked = runtime.block_on(redlock.try_lock("k").into_future());
-    assert!(locked.is_ok());
-}
-
 #[test]
 fn lock_future_dropped_outside_of_a_runtime_is_released_in_its_own() {
     let (nodes, redlock) = scene();
     set_all_for(&nodes, OpKind::Acquire, [Gate::Mute; 3]);
     set_all_for(&nodes, OpKind::Release, [Gate::Never; 3]);
     let mut request = redlock.lock("k").into_future();
-    let runtime = runtime();
+    let runtime = real_runtime();
     runtime.block_on(async { timeout(NODE_TIMEOUT / 2, &mut request).await.ok() });
     drop(request);
     let drained = runtime.block_on(redlock.drain(TTL));
@@ -491,9 +429,7 @@ fn lock_future_dropped_outside_of_a_runtime_is_released_in_its_own() {
 
 #[tokio::test(start_paused = true)]
 async fn wait_ends_at_its_deadline_although_the_waiter_is_not_polled() {
-    let nodes = ScriptedNodes::new(3);
-    let other = builder(&nodes).build().unwrap();
-    let redlock = builder(&nodes).build().unwrap();
+    let (_nodes, [other, redlock]) = processes();
     let held = other.lock("k").await.unwrap();
     let mut unpolled = redlock.lock("k").wait(ms(300)).into_future();
     assert!(timeout(ms(100), &mut unpolled).await.is_err());
@@ -507,11 +443,4 @@ async fn wait_ends_at_its_deadline_although_the_waiter_is_not_polled() {
     let began = Instant::now();
     redlock.drain(TTL).await;
     assert!(began.elapsed() < ms(100));
-}
-
-fn runtime() -> Runtime {
-    Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .expect("a runtime can be started")
 }

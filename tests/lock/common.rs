@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken};
 use tower_redlock::test_util::ScriptedNodes;
-use tower_redlock::{LockGuard, LockKey, Redlock, RedlockBuilder, Retry};
+use tower_redlock::{LockError, LockGuard, LockKey, LockRequest, Redlock, RedlockBuilder, Retry};
 
 pub(crate) fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
     Redlock::builder().scripted(nodes).ttl(secs(10))
@@ -43,6 +43,18 @@ pub(crate) fn end_of(guard: &LockGuard) -> Instant {
     Instant::now() + guard.valid_for()
 }
 
+pub(crate) fn is_contended<T>(outcome: &Result<T, LockError>) -> bool {
+    matches!(outcome, Err(LockError::Contended { .. }))
+}
+
+/// Returns for how much longer the key is held, as the refusal of a request says.
+pub(crate) async fn held_for(request: LockRequest) -> Duration {
+    match request.await {
+        Err(LockError::Contended { retry_after, .. }) => retry_after.expect("the holder is known"),
+        other => panic!("not contended: {other:?}"),
+    }
+}
+
 /// A hash of nothing under a random key: random enough for delays.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(())
@@ -69,6 +81,13 @@ impl Foreign {
             names,
             owner: OwnerToken::from_random(owner),
         }
+    }
+
+    /// Holds a key at all three nodes.
+    pub(crate) fn holding(key: &str, nodes: &ScriptedNodes, ttl: Duration) -> Self {
+        let foreign = Self::new(key);
+        (0..3).for_each(|node| drop(foreign.acquire(nodes, node, ttl)));
+        foreign
     }
 
     pub(crate) fn send(&self, nodes: &ScriptedNodes, node: usize, op: Op) -> Reply {

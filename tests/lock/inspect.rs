@@ -47,32 +47,23 @@ async fn inspect_tells_free_held_and_shared_keys_apart_and_changes_nothing() {
     assert_eq!(other.inspect("k").await.state(), Some(KeyState::Free));
 }
 
+/// At each node that has it, and in all only if a majority has.
 #[tokio::test(start_paused = true)]
 async fn inspect_sees_the_record_of_an_execution() {
-    let (_nodes, [redlock]) = processes();
-    let once = redlock.once(("invoice", 7));
-    let done = once.run(|_| async { Ok::<_, ()>(1) }).await;
-    assert_eq!(done.unwrap().into_inner(), 1);
-    sleep(ms(10)).await;
-    let seen = redlock.inspect(("invoice", 7)).await;
-    assert!(seen.is_recorded());
-    assert_eq!(seen.state(), Some(KeyState::Free));
-    assert!(!redlock.inspect(("invoice", 8)).await.is_recorded());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_record_of_a_minority_is_shown_at_its_node_and_does_not_count() {
     let (nodes, [redlock]) = processes();
     let once = redlock.once("invoice");
     once.run(|_| async { Ok::<_, ()>(1) }).await.unwrap();
     sleep(ms(10)).await;
-    for (wiped, is_recorded) in [(0, true), (1, false)] {
-        nodes.wipe(wiped);
+    for (wiped, is_recorded) in [(0, true), (1, true), (2, false)] {
+        if wiped > 0 {
+            nodes.wipe(wiped - 1);
+        }
         let seen = redlock.inspect("invoice").await;
         assert_eq!(seen.is_recorded(), is_recorded, "{seen:?}");
+        assert_eq!(seen.state(), Some(KeyState::Free));
         for (node, seen) in seen.nodes.iter().enumerate() {
             let known = seen.outcome.as_ref().unwrap();
-            assert_eq!(known.is_recorded, node > wiped, "{node}");
+            assert_eq!(known.is_recorded, node >= wiped, "{node}");
         }
     }
 }
@@ -154,7 +145,9 @@ async fn revoke_frees_a_key_and_the_holder_of_this_process_is_told_at_once() {
     let (_nodes, [redlock, other]) = processes();
     let guard = redlock.try_lock("k").await.unwrap();
     let waiting = tokio::spawn(redlock.lock("k").wait(secs(5)).into_future());
-    sleep(ms(10)).await;
+    // Its task rests until the next renewal.
+    sleep(secs(1)).await;
+    let began = Instant::now();
     let revoked = redlock.revoke("k").await.unwrap();
     assert_eq!((revoked.held, revoked.failures.len()), (3, 0));
     assert!(revoked.was_held());
@@ -162,6 +155,7 @@ async fn revoke_frees_a_key_and_the_holder_of_this_process_is_told_at_once() {
     assert!(!guard.is_valid());
     // Callers of this process do not wait for the guard.
     let next = waiting.await.unwrap().unwrap();
+    assert!(began.elapsed() < ms(100), "{:?}", began.elapsed());
     assert!(next.fencing_token() > guard.fencing_token());
     // The old holder's release does not free the key of the next one.
     assert!(guard.release().await.is_err());
@@ -237,19 +231,11 @@ async fn release_of_a_lock_that_another_process_took_over_is_an_error() {
             drop(logging);
             nodes.wipe(2);
             let guard = lock(&other).await.unwrap();
+            // One node that has forgotten the lock does not matter.
+            nodes.wipe(0);
             assert_eq!(guard.release().await, Ok(Released::Freed), "{what}");
         }
     }
-    let (nodes, [one, other]) = processes();
-    let guard = one.try_lock("k").await.unwrap();
-    other.revoke("k").await.unwrap();
-    let successor = other.try_lock("k").await.unwrap();
-    let released = guard.release().await;
-    assert_eq!(released, Err(ReleaseError::Lost(LostReason::Gone)));
-    assert!(successor.is_valid());
-    // One node that has forgotten the lock does not matter.
-    nodes.wipe(0);
-    assert_eq!(successor.release().await, Ok(Released::Freed));
 }
 
 #[tokio::test(start_paused = true)]
@@ -280,25 +266,6 @@ async fn revoke_of_a_free_key_is_no_error() {
     assert!(redlock.try_lock("k").await.unwrap().fencing_token() > before);
 }
 
-/// Also in the process of the old holder, who still has its guard.
-#[tokio::test(start_paused = true)]
-async fn a_revoked_key_can_be_locked_at_once() {
-    let (_nodes, [redlock, other]) = processes();
-    for next in [&redlock, &other] {
-        let stuck = redlock.try_lock("k").await.unwrap();
-        // Its task rests until the next renewal.
-        sleep(secs(1)).await;
-        let began = Instant::now();
-        redlock.revoke("k").await.unwrap();
-        let guard = next.try_lock("k").await.unwrap();
-        assert!(began.elapsed() < ms(100), "{:?}", began.elapsed());
-        drop(stuck);
-        sleep(ms(10)).await;
-        assert!(guard.is_valid());
-        guard.release().await.unwrap();
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_revocation_that_frees_nothing_does_not_touch_the_holder() {
     let (nodes, [redlock]) = processes();
@@ -319,8 +286,7 @@ async fn a_revocation_that_a_node_gets_late_frees_nothing() {
     assert_eq!((revoked.held, revoked.failures.len()), (2, 1));
     drop(stuck);
     sleep(ms(10)).await;
-    let next = Foreign::new("k");
-    (0..3).for_each(|node| drop(next.acquire(&nodes, node, secs(10))));
+    Foreign::holding("k", &nodes, secs(10));
     sleep(secs(2)).await;
     assert_eq!(nodes.locks(), [1; 3]);
 }
@@ -344,15 +310,14 @@ async fn a_caller_that_is_granted_the_key_during_a_revocation_keeps_it() {
 #[tokio::test(start_paused = true)]
 async fn a_late_revocation_takes_no_vote_of_a_later_holder() {
     let (nodes, [redlock]) = processes();
-    let (stuck, next) = (Foreign::new("k"), Foreign::new("k"));
-    (0..3).for_each(|node| drop(stuck.acquire(&nodes, node, secs(10))));
+    let stuck = Foreign::holding("k", &nodes, secs(10));
     nodes.set_for(2, OpKind::Revoke, Gate::Slow(ms(40)));
     let operator = redlock.clone();
     let revoking = tokio::spawn(async move { operator.revoke("k").await });
     sleep(ms(10)).await;
     // The stuck holder goes on, and releases there; the next one is granted the key.
     stuck.send(&nodes, 2, Op::Release);
-    (0..3).for_each(|node| drop(next.acquire(&nodes, node, secs(10))));
+    Foreign::holding("k", &nodes, secs(10));
     assert_eq!(revoking.await.unwrap().unwrap().held, 2);
     assert_eq!(nodes.locks(), [1; 3]);
 }

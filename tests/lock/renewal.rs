@@ -1,15 +1,15 @@
 //! Renewal, `max_hold` and `lost`, on a paused clock.
 
+use std::pin::pin;
 use std::sync::mpsc;
 use std::thread;
 
-use support::{assert_matches, ms, secs};
-use tokio::runtime::Builder;
+use support::{ms, paused_runtime, real_runtime, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{ExtendError, LockError, LostReason, Redlock, ReleaseError, Released};
+use tower_redlock::{ExtendError, LostReason, Redlock, ReleaseError, Released};
 
-use crate::common::{builder, end_of, process_with};
+use crate::common::{builder, end_of, is_contended, process_with};
 
 #[tokio::test(start_paused = true)]
 async fn renewal_keeps_the_lock_beyond_its_ttl() {
@@ -21,8 +21,7 @@ async fn renewal_keeps_the_lock_beyond_its_ttl() {
     while began.elapsed() < secs(10) {
         sleep(ms(50)).await;
         assert!(guard.valid_for() >= ms(600), "{:?}", began.elapsed());
-        let refused = there.try_lock("k").await;
-        assert_matches!(refused, Err(LockError::Contended { .. }));
+        assert!(is_contended(&there.try_lock("k").await));
     }
     // Every third of the ttl, not more.
     let renewals = nodes.sent(0, OpKind::Confirm);
@@ -31,6 +30,7 @@ async fn renewal_keeps_the_lock_beyond_its_ttl() {
     assert!(there.try_lock("k").await.is_ok());
 }
 
+/// And a majority that answers again before the validity ends saves the lock.
 #[tokio::test(start_paused = true)]
 async fn renewal_goes_on_without_a_minority_of_nodes() {
     for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {
@@ -41,55 +41,47 @@ async fn renewal_goes_on_without_a_minority_of_nodes() {
             sleep(ms(100)).await;
             assert!(guard.valid_for() >= ms(500), "{gate:?}");
         }
+        nodes.set(2, gate);
+        sleep(ms(500)).await;
+        nodes.set(2, Gate::Ready);
+        for _ in 0..50 {
+            sleep(ms(100)).await;
+            assert!(guard.is_valid(), "{gate:?}");
+        }
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn renew_off_ends_the_lock_with_its_first_validity() {
-    let (nodes, redlock) = process_with(|builder| builder.renew(false));
-    let guard = redlock.try_lock("k").await.unwrap();
-    let end = end_of(&guard);
-    assert_eq!(guard.lost().await, LostReason::Expired);
-    assert!(Instant::now() <= end && Instant::now() >= end - ms(2));
-    assert!(!guard.is_valid());
-    assert_eq!(nodes.sent(0, OpKind::Confirm), 0);
-}
-
+/// At that of the request, or else at that of the builder.
 #[tokio::test(start_paused = true)]
 async fn renewal_stops_at_max_hold() {
     for hold in [1_000, 1_001, 2_345, 3_000, 3_333, 5_000, 9_999] {
-        let (nodes, redlock) = process_with(|builder| builder.ttl(secs(1)));
-        let began = Instant::now();
-        let guard = redlock.try_lock("k").max_hold(ms(hold)).await.unwrap();
-        while guard.is_valid() {
-            assert!(began.elapsed() < secs(20), "{hold}: never ends");
-            sleep(ms(1)).await;
+        for of_builder in [ms(hold), secs(4)] {
+            let (nodes, redlock) =
+                process_with(|builder| builder.ttl(secs(1)).max_hold(of_builder));
+            let began = Instant::now();
+            let mut lock = redlock.try_lock("k");
+            if of_builder != ms(hold) {
+                lock = lock.max_hold(ms(hold));
+            }
+            let guard = lock.await.unwrap();
+            while guard.is_valid() {
+                assert!(began.elapsed() < secs(20), "{hold}: never ends");
+                sleep(ms(1)).await;
+            }
+            let over = began.elapsed();
+            assert_eq!(guard.lost().await, LostReason::MaxHold);
+            assert!(over >= ms(hold), "{hold}: {over:?}");
+            assert!(over <= ms(hold + 6), "{hold}: {over:?}");
+            for _ in 0..20 {
+                sleep(ms(100)).await;
+                assert!(!guard.is_valid());
+            }
+            // The nodes forget it as well, though the guard is still here.
+            assert_eq!(nodes.locks(), [0, 0, 0]);
+            let released = guard.release().await;
+            assert_eq!(released, Err(ReleaseError::Lost(LostReason::MaxHold)));
         }
-        let over = began.elapsed();
-        assert_eq!(guard.lost().await, LostReason::MaxHold);
-        assert!(over >= ms(hold), "{hold}: {over:?}");
-        assert!(over <= ms(hold + 6), "{hold}: {over:?}");
-        for _ in 0..20 {
-            sleep(ms(100)).await;
-            assert!(!guard.is_valid());
-        }
-        // The nodes forget it as well, though the guard is still here.
-        assert_eq!(nodes.locks(), [0, 0, 0]);
-        let released = guard.release().await;
-        assert_eq!(released, Err(ReleaseError::Lost(LostReason::MaxHold)));
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn max_hold_of_the_request_overrides_that_of_the_builder() {
-    let (_nodes, redlock) = process_with(|builder| builder.ttl(secs(1)).max_hold(secs(2)));
-    let began = Instant::now();
-    let short = redlock.try_lock("short").await.unwrap();
-    let long = redlock.try_lock("long").max_hold(secs(4)).await.unwrap();
-    assert_eq!(short.lost().await, LostReason::MaxHold);
-    assert_eq!(began.elapsed().as_secs(), 2);
-    assert_eq!(long.lost().await, LostReason::MaxHold);
-    assert_eq!(began.elapsed().as_secs(), 4);
 }
 
 // Rules: lock.loss
@@ -136,24 +128,6 @@ async fn lost_resolves_by_the_end_of_validity_when_a_majority_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn majority_that_answers_before_the_validity_ends_saves_the_lock() {
-    for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {
-        let (nodes, redlock) = process_with(|builder| builder.ttl(secs(1)));
-        let guard = redlock.try_lock("k").await.unwrap();
-        sleep(ms(300)).await;
-        nodes.set(0, gate);
-        nodes.set(2, gate);
-        sleep(ms(500)).await;
-        nodes.set(0, Gate::Ready);
-        nodes.set(2, Gate::Ready);
-        for _ in 0..50 {
-            sleep(ms(100)).await;
-            assert!(guard.is_valid(), "{gate:?}");
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn majority_that_forgot_the_lock_resolves_lost_at_the_next_renewal() {
     let (nodes, redlock) = process_with(|builder| builder.ttl(secs(3)));
     let guard = redlock.try_lock("k").await.unwrap();
@@ -179,18 +153,19 @@ async fn minority_that_forgot_the_lock_does_not_resolve_lost() {
     assert_eq!(nodes.locks(), [1, 0, 1], "a missing key is never set again");
 }
 
+/// With its home, although its task rests.
 #[test]
 fn dropped_runtime_resolves_lost() {
-    let runtime = || Builder::new_current_thread().enable_all().build();
-    let owner = runtime().unwrap();
+    let (home, elsewhere) = (real_runtime(), real_runtime());
     let redlock = Redlock::in_memory(3);
-    let guard = owner.block_on(redlock.try_lock("k").into_future()).unwrap();
-    let lost = guard.lost();
-    drop(owner);
-    assert!(!guard.is_valid());
-    runtime().unwrap().block_on(async {
-        assert_eq!(lost.await, LostReason::Abandoned);
-        assert_eq!(guard.lost().await, LostReason::Abandoned);
+    let guard = home.block_on(redlock.try_lock("k").into_future()).unwrap();
+    elsewhere.block_on(async {
+        let mut lost = pin!(guard.lost());
+        assert!(timeout(ms(20), lost.as_mut()).await.is_err());
+        home.shutdown_background();
+        assert!(!guard.is_valid());
+        let reason = timeout(secs(1), lost).await;
+        assert_eq!(reason, Ok(LostReason::Abandoned));
         let refused = guard.extend(secs(1)).await;
         assert_eq!(refused, Err(ExtendError::Lost(LostReason::Abandoned)));
         // The lock was not released: its holder still exists.
@@ -204,10 +179,13 @@ fn dropped_runtime_resolves_lost() {
 
 /// The holder keeps its guard, but other callers of the process need not wait for it.
 #[tokio::test(start_paused = true)]
-async fn a_lost_lock_does_not_keep_other_callers_of_the_process_out() {
-    let (nodes, redlock) = process_with(|builder| builder.ttl(secs(1)).renew(false));
+async fn lock_that_is_not_renewed_ends_with_its_first_validity_and_keeps_no_other_caller_out() {
+    let (nodes, redlock) = process_with(|builder| builder.renew(false));
     let guard = redlock.try_lock("k").await.unwrap();
+    let end = end_of(&guard);
     assert_eq!(guard.lost().await, LostReason::Expired);
+    assert!(Instant::now() <= end && Instant::now() >= end - ms(2));
+    assert_eq!(nodes.sent(0, OpKind::Confirm), 0);
     sleep(secs(1)).await;
     let next = redlock.try_lock("k").await.unwrap();
     assert!(next.is_valid() && !guard.is_valid());
@@ -222,11 +200,9 @@ async fn a_lost_lock_does_not_keep_other_callers_of_the_process_out() {
 fn a_lock_that_is_lost_after_hours_leaves_its_task_at_rest() {
     let (ended, test) = mpsc::channel();
     thread::spawn(move || {
-        let mut runtime = Builder::new_current_thread();
-        let runtime = runtime.enable_time().start_paused(true).build().unwrap();
-        runtime.block_on(async {
-            let nodes = ScriptedNodes::new(3);
-            let guard = builder(&nodes).build().unwrap().lock("k").await.unwrap();
+        paused_runtime().block_on(async {
+            let (nodes, redlock) = process_with(|builder| builder);
+            let guard = redlock.lock("k").await.unwrap();
             sleep(secs(7_200)).await;
             (0..2).for_each(|node| nodes.wipe(node));
             assert_eq!(guard.lost().await, LostReason::Gone);

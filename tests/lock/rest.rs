@@ -1,12 +1,10 @@
 //! Locks at rest: until something is due, a lock that is held needs no task.
 
-use std::pin::pin;
-
-use support::{ms, secs};
-use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::time::{sleep, timeout};
+use support::{ms, real_runtime, secs};
+use tokio::runtime::Handle;
+use tokio::time::sleep;
 use tower_redlock::test_util::OpKind;
-use tower_redlock::{LockGuard, LostReason, Redlock, ReleaseError};
+use tower_redlock::{LockGuard, Redlock, ReleaseError};
 
 use crate::common::process_with;
 
@@ -48,30 +46,10 @@ async fn locks_have_tasks_from_their_first_renewal_on() {
     assert_eq!(tasks(), 0);
 }
 
-fn runtime() -> Runtime {
-    let runtime = Builder::new_current_thread().enable_time().build();
-    runtime.expect("a runtime can be started")
-}
-
-/// With its home, as a lock whose task is running.
-#[test]
-fn lock_at_rest_is_lost_with_the_runtime_of_its_home() {
-    let (here, elsewhere) = (runtime(), runtime());
-    let redlock = here.block_on(async { Redlock::in_memory(3) });
-    let guard = here.block_on(lock(&redlock, 1));
-    let mut lost = pin!(guard.lost());
-    elsewhere.block_on(async {
-        assert!(timeout(ms(20), lost.as_mut()).await.is_err());
-        here.shutdown_background();
-        let reason = timeout(secs(1), lost).await;
-        assert_eq!(reason, Ok(LostReason::Abandoned));
-    });
-}
-
 /// The task is run in the home, which releases at once, and not by who drops or releases the guard.
 #[test]
 fn lock_at_rest_is_released_in_its_home_by_holders_elsewhere() {
-    let (here, elsewhere) = (runtime(), runtime());
+    let (here, elsewhere) = (real_runtime(), real_runtime());
     let redlock = here.block_on(async { Redlock::in_memory(3) });
     for is_awaited in [false, true] {
         let guard = here.block_on(lock(&redlock, 1));

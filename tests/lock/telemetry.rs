@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use axum::extract::FromRequestParts;
 use metrics_util::debugging::DebuggingRecorder;
-use support::{Log, ms, numbers, paused_runtime, recorded, recording, secs, set_all};
+use support::{Log, ms, numbers, paused_runtime, real_runtime, recorded, recording, secs};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, LockKeys, LockOptions, LockResource,
-    Locked, OnUnavailable, Redlock, RedlockLayer, RunToCompletion, key, scope,
+    Locked, LostReason, OnUnavailable, Redlock, RedlockLayer, ReleaseError, RunToCompletion, key,
+    scope,
 };
 use tracing::Level;
 
@@ -105,68 +106,48 @@ fn metrics_count_each_acquisition_once_by_outcome_and_label() {
 
 #[test]
 fn gauges_count_held_locks_and_waiters() {
-    recording(async |snapshotter| {
-        let redlock = redlock(&ScriptedNodes::new(3));
-        let a = redlock.lock("a").await.unwrap();
-        let b = redlock.lock("b").await.unwrap();
-        let waiting = tokio::spawn(redlock.lock("a").into_future());
-        sleep(ms(10)).await;
-        let seen = numbers(&snapshotter);
-        assert_eq!((seen["redlock_held{}"], seen["redlock_waiters{}"]), (2, 1));
-        waiting.abort();
-        drop((a, b));
-        sleep(ms(10)).await;
-        let seen = numbers(&snapshotter);
-        assert_eq!((seen["redlock_held{}"], seen["redlock_waiters{}"]), (0, 0));
-    });
-}
-
-/// Although the task that holds it has not run since.
-#[test]
-fn a_lock_counts_as_held_from_its_grant_on() {
-    recording(async |snapshotter| {
-        let redlock = redlock(&ScriptedNodes::new(3));
-        let _guard = redlock.lock("k").await.unwrap();
-        assert_eq!(numbers(&snapshotter)["redlock_held{}"], 1);
-    });
+    for (stage, expected) in [("held", (2, 0)), ("waited for", (2, 1)), ("free", (0, 0))] {
+        recording(async |snapshotter| {
+            let redlock = redlock(&ScriptedNodes::new(3));
+            let a = redlock.lock("a").await.unwrap();
+            let b = redlock.lock("b").await.unwrap();
+            // From the grant on, although the tasks that hold them have not run since.
+            let mut guards = vec![a, b];
+            if stage != "held" {
+                let waiting = tokio::spawn(redlock.lock("a").into_future());
+                sleep(ms(10)).await;
+                if stage == "free" {
+                    waiting.abort();
+                    guards.clear();
+                    sleep(ms(10)).await;
+                }
+            }
+            // Only once: a snapshot sets the gauges to zero.
+            let seen = numbers(&snapshotter);
+            let seen = (seen["redlock_held{}"], seen["redlock_waiters{}"]);
+            assert_eq!(seen, expected, "{stage}");
+        });
+    }
 }
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "it is to block the runtime")]
-fn metrics_count_a_lock_that_expires_while_its_task_does_not_run() {
+fn lock_that_expires_while_its_task_does_not_run_is_lost_free_and_counted() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_time().build().unwrap();
-    metrics::with_local_recorder(&recorder, || {
-        runtime.block_on(async {
-            let ttl = ms(200);
-            let redlock = Redlock::builder().embedded(1).ttl(ttl).build().unwrap();
-            let guard = redlock.lock("k").await.unwrap();
-            // The only thread of the runtime is blocked.
-            std::thread::sleep(ttl * 2);
-            assert!(guard.release().await.is_err());
-        });
-    });
+    let test = async {
+        let ttl = ms(200);
+        let redlock = Redlock::builder().embedded(3).ttl(ttl).build().unwrap();
+        let lock = redlock.lock("k").hold_at_least(secs(60));
+        let guard = lock.await.unwrap();
+        // The only thread of the runtime is blocked.
+        std::thread::sleep(ttl * 2);
+        let lost = Err(ReleaseError::Lost(LostReason::Expired));
+        assert_eq!(guard.release().await, lost);
+        assert!(redlock.try_lock("k").await.is_ok());
+    };
+    metrics::with_local_recorder(&recorder, || real_runtime().block_on(test));
     assert_eq!(numbers(&snapshotter)["redlock_lost_total{expired}"], 1);
-}
-
-#[test]
-fn metrics_count_lost_locks_by_reason_and_unprotected_requests_by_label() {
-    let numbers = recorded(async {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = redlock(&nodes);
-        let guard = redlock.lock("k").await.unwrap();
-        set_all(&nodes, OpKind::Confirm, Gate::Failing);
-        guard.lost().await;
-        drop(guard);
-        (0..3).for_each(|node| nodes.set(node, Gate::Failing));
-        let layer = RedlockLayer::new(redlock, ("account", key::query("id")));
-        serve(layer.on_unavailable(OnUnavailable::Proceed), "/?id=7").await;
-    });
-    assert_eq!(numbers["redlock_lost_total{expired}"], 1);
-    assert_eq!(numbers["redlock_unprotected_total{account}"], 1);
-    assert_eq!(numbers["redlock_acquire_total{account,unavailable}"], 1);
 }
 
 /// Serves one request behind the layer.
@@ -198,7 +179,11 @@ fn metric_label_is_that_of_the_layer_unless_the_options_of_the_request_have_one(
         }
     });
     for label in ["account", "audit"] {
-        for name in ["acquire_total{LABEL,granted}", "unprotected_total{LABEL}"] {
+        for name in [
+            "acquire_total{LABEL,granted}",
+            "acquire_total{LABEL,unavailable}",
+            "unprotected_total{LABEL}",
+        ] {
             let name = format!("redlock_{}", name.replace("LABEL", label));
             assert_eq!(numbers[&name], 1, "{name}");
         }
@@ -210,14 +195,16 @@ fn metric_label_of_a_key_is_its_first_literal() {
     fn label(key: &impl KeyExtractor) -> Option<&'static str> {
         key.describe().label
     }
-    assert_eq!(label(&("account", key::path("id"))), Some("account"));
-    assert_eq!(label(&(key::host(), "account")), Some("account"));
-    assert_eq!(label(&key::path("id").prefix("account")), Some("account"));
-    assert_eq!(label(&"job"), Some("job"));
-    assert_eq!(label(&"job".hashed()), Some("job"));
-    assert_eq!(label(&key::query("a").or("job")), Some("job"));
-    assert_eq!(label(&key::query("a")), None);
-    assert_eq!(label(&key::literal("made at run time")), None);
+    for (label, expected) in [
+        (label(&("account", key::path("id"))), Some("account")),
+        (label(&(key::host(), "account")), Some("account")),
+        (label(&key::path("id").prefix("account")), Some("account")),
+        (label(&"job".hashed()), Some("job")),
+        (label(&key::query("a").or("job")), Some("job")),
+        (label(&key::literal("made at run time")), None),
+    ] {
+        assert_eq!(label, expected);
+    }
 }
 
 /// Returns how many locks each label counts as granted.
@@ -304,10 +291,9 @@ impl LockResource for Cart {
 
     fn options(&self) -> LockOptions {
         let options = LockOptions::default();
-        if self.0 == "named" {
-            options.label("cart")
-        } else {
-            options
+        match self.0.as_str() {
+            "named" => options.label("cart"),
+            _ => options,
         }
     }
 }
@@ -382,14 +368,8 @@ fn lock_span_records_the_outcome_and_the_key_only_on_request() {
     };
     let granted = span_with(&["resource=\"job\"", "outcome=\"granted\""]);
     let token = format!("fencing_token={token}");
-    for field in [
-        "redlock.lock{",
-        "quorum.nodes=3",
-        "quorum.granted=2",
-        "wait_ms=0",
-        "hold_ms=70",
-        &token,
-    ] {
+    let fields = "redlock.lock{ quorum.nodes=3 quorum.granted=2 wait_ms=0 hold_ms=70";
+    for field in fields.split(' ').chain([&*token]) {
         assert!(granted.contains(field), "{field}: {granted}");
     }
     let contended = span_with(&["outcome=\"contended\""]);
@@ -424,36 +404,25 @@ fn each_granted_or_refused_lock_is_one_debug_event() {
     let text = log.text();
     let events = text.lines().filter(|line| !line.contains(": close "));
     let events: Vec<_> = events.collect();
-    assert!(
-        events
-            .iter()
-            .all(|line| line.contains("DEBUG redlock.lock{")),
-        "{text}"
-    );
-    let granted = |token| format!("outcome=\"granted\" fencing_token={token} wait_ms=0");
-    let (granted, once) = (granted(token), granted(once));
     let expected = [
-        ["lock acquired resource=\"event\"", &granted],
-        [
-            "lock refused resource=\"event\"",
-            "outcome=\"contended\" wait_ms=300",
-        ],
-        [
-            "lock abandoned resource=\"event\"",
-            "outcome=\"abandoned\" wait_ms=300",
-        ],
-        ["lock acquired resource=\"once\"", &once],
-        [
-            "outcome replayed resource=\"once\"",
-            "outcome=\"replayed\" wait_ms=0",
-        ],
-        [
-            "lock refused resource=\"other\"",
-            "outcome=\"unavailable\" wait_ms=0",
-        ],
+        ("lock acquired", "event", "granted", 0),
+        ("lock refused", "event", "contended", 300),
+        ("lock abandoned", "event", "abandoned", 300),
+        ("lock acquired", "once", "granted", 0),
+        ("outcome replayed", "once", "replayed", 0),
+        ("lock refused", "other", "unavailable", 0),
     ];
     assert_eq!(events.len(), expected.len(), "{text}");
-    for (event, parts) in events.into_iter().zip(expected) {
-        assert!(parts.iter().all(|part| event.contains(part)), "{event}");
+    for (event, (message, resource, outcome, waited)) in events.into_iter().zip(expected) {
+        let token = match (resource, outcome) {
+            ("event", "granted") => format!(" fencing_token={token}"),
+            (_, "granted") => format!(" fencing_token={once}"),
+            _ => String::new(),
+        };
+        let resource = format!("{message} resource=\"{resource}\"");
+        let outcome = format!("outcome=\"{outcome}\"{token} wait_ms={waited}");
+        for part in ["DEBUG redlock.lock{", &resource, &outcome] {
+            assert!(event.contains(part), "{part}: {event}");
+        }
     }
 }

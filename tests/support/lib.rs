@@ -58,7 +58,7 @@ pub use poll_times::poll_times;
 pub use ports::free_port;
 pub use proxy::Proxy;
 pub use random::Random;
-pub use recorded::{numbers, paused_runtime, recorded, recording};
+pub use recorded::{numbers, paused_runtime, real_runtime, recorded, recording};
 pub use redis_server::RedisServer;
 pub use resp::{Connection, Reply};
 pub use script_node::ScriptNode;

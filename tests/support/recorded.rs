@@ -22,6 +22,12 @@ pub fn paused_runtime() -> Runtime {
     builder.enable_time().start_paused(true).build().unwrap()
 }
 
+/// Returns a runtime of one thread, on real time.
+pub fn real_runtime() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
 /// Returns what was recorded so far, as [`recorded`] does.
 pub fn numbers(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
     let snapshot = snapshotter.snapshot().into_vec().into_iter();
