@@ -1,17 +1,17 @@
 //! Several groups of nodes: which group locks a key, one lock over several groups, and what a failure touches.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use support::{assert_matches, ms, secs};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     KeyState, LockError, LockKey, LostReason, NodeGroup, NodeState, Readiness, Redlock,
     RedlockBuilder, Released,
 };
 
-use crate::common::Foreign;
+use crate::common::{Foreign, is_contended};
+use crate::lock_all::contend;
 
 /// Groups with the names `0`, `1` and so on.
 pub(crate) fn groups<const N: usize>() -> [ScriptedNodes; N] {
@@ -85,12 +85,12 @@ async fn other_processes_find_the_key_in_the_same_group_whatever_the_order_of_th
     let (one, other) = (one.build().unwrap(), other.build().unwrap());
     for number in 0..50 {
         let guard = one.try_lock(("account", number)).await.unwrap();
-        let refused = other.try_lock(("account", number)).await;
-        assert_matches!(refused, Err(LockError::Contended { .. }));
+        assert!(is_contended(&other.try_lock(("account", number)).await));
         drop(guard);
     }
 }
 
+/// The last share ends the lock in all groups, wherever it is.
 #[tokio::test(start_paused = true)]
 async fn keys_of_several_groups_are_one_lock() {
     let (groups, redlock, keys) = with_keys::<3>().await;
@@ -102,12 +102,15 @@ async fn keys_of_several_groups_are_one_lock() {
     assert!(token.is_some());
     for key in &keys {
         assert_eq!(redlock.inspect(key).await.fencing_token(), token);
-        let refused = redlock.try_lock(key).await;
-        assert_matches!(refused, Err(LockError::Contended { .. }));
+        assert!(is_contended(&redlock.try_lock(key).await));
     }
     let handle = guard.handle();
-    assert!(handle.is_valid());
-    assert_eq!(guard.release().await, Ok(Released::Freed));
+    let share = handle.upgrade().unwrap();
+    assert_eq!(guard.release().await, Ok(Released::Shared));
+    sleep(secs(60)).await;
+    assert!(handle.is_valid() && share.is_valid());
+    assert!(share.keys().iter().eq(&sorted));
+    assert_eq!(share.release().await, Ok(Released::Freed));
     assert!(!handle.is_valid());
     assert_eq!(handle.lost().await, LostReason::Released);
     sleep(ms(1)).await;
@@ -116,34 +119,13 @@ async fn keys_of_several_groups_are_one_lock() {
     assert!(later.fencing_token() > token);
 }
 
-/// The last share ends the lock in all groups, wherever it is.
-#[tokio::test(start_paused = true)]
-async fn upgraded_handle_keeps_the_keys_of_all_groups() {
-    let (groups, redlock, keys) = with_keys::<2>().await;
-    let guard = redlock.lock_all(&keys).await.unwrap();
-    let share = guard.handle().upgrade().unwrap();
-    assert_eq!(guard.release().await, Ok(Released::Shared));
-    sleep(secs(60)).await;
-    assert!(share.is_valid());
-    let sorted: BTreeSet<_> = keys.iter().cloned().collect();
-    assert!(share.keys().iter().eq(&sorted));
-    drop(share);
-    sleep(ms(1)).await;
-    assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
-    assert!(redlock.drain(secs(1)).await.is_clean());
-}
-
 #[tokio::test(start_paused = true)]
 async fn no_key_stays_locked_if_one_group_refuses() {
     let (groups, redlock, keys) = with_keys::<2>().await;
-    for (number, key) in keys.iter().enumerate() {
+    for key in &keys {
         let held = redlock.lock(key).await.unwrap();
-        let refused = redlock.lock_all(&keys).wait(ms(0)).await;
-        assert_matches!(refused, Err(LockError::Contended { .. }));
-        let other = redlock.try_lock(&keys[1 - number]).await;
-        assert!(other.is_ok(), "{other:?}");
-        drop((held, other));
-        sleep(ms(1)).await;
+        assert!(is_contended(&redlock.lock_all(&keys).wait(ms(0)).await));
+        held.release().await.unwrap();
     }
     (0..2).for_each(|node| groups[1].set(node, Gate::Failing));
     let refused = redlock.lock_all(&keys).wait(ms(0)).await;
@@ -225,32 +207,11 @@ async fn failure_of_one_group_touches_its_keys_only() {
 #[tokio::test(start_paused = true)]
 async fn sets_of_several_groups_are_locked_without_a_deadlock() {
     let (groups, _redlock, keys) = with_keys::<3>().await;
-    let inside = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
-    let mut jobs = Vec::new();
-    for process in 0..3 {
-        let redlock = builder(&groups).wait(secs(600)).build().unwrap();
-        for set in [[0, 1], [1, 2], [2, 0]] {
-            let set = set.map(|number| keys[number].clone());
-            let (redlock, inside) = (redlock.clone(), Arc::clone(&inside));
-            jobs.push(tokio::spawn(async move {
-                for round in 0..10 {
-                    let guard = redlock.lock_all(&set).await.unwrap();
-                    for key in &set {
-                        let is_alone = inside.lock().unwrap().insert(key.clone());
-                        assert!(is_alone, "two hold {key:?}");
-                    }
-                    sleep(ms(1 + (round + process) % 3)).await;
-                    for key in &set {
-                        inside.lock().unwrap().remove(key);
-                    }
-                    assert_eq!(guard.release().await, Ok(Released::Freed));
-                }
-            }));
-        }
-    }
-    for job in jobs {
-        timeout(secs(600), job).await.expect("no deadlock").unwrap();
-    }
+    let processes = [(); 3].map(|()| builder(&groups).build().unwrap());
+    let sets = [[0, 1], [1, 2], [2, 0]];
+    let sets = sets.map(|set| set.map(|number| keys[number].clone()).to_vec());
+    let granted = contend(&processes.each_ref(), &sets).await;
+    assert!(granted.iter().all(|(_, count)| *count == 120));
 }
 
 #[tokio::test(start_paused = true)]
@@ -263,7 +224,7 @@ async fn readers_and_slots_work_in_several_groups() {
     sleep(ms(1)).await;
     let slots = |count| redlock.lock_all(&keys).slots(count).wait(ms(0));
     let (one, other) = (slots(2).await.unwrap(), slots(2).await.unwrap());
-    assert_matches!(slots(2).await, Err(LockError::Contended { .. }));
+    assert!(is_contended(&slots(2).await));
     assert_eq!((one.keys().len(), other.keys().len()), (2, 2));
     // All slots of a key are in its group, where inspections find them.
     for slot in one.keys().iter().chain(other.keys()) {
@@ -333,26 +294,23 @@ fn settings_of_groups_that_cannot_work_are_refused() {
     let url = || NodeGroup::new().url("redis://127.0.0.1:7001");
     let same_name = two(group().name("a"), other().name("a"));
     let same_number = two(group().name("1"), other());
-    for (builder, parts) in [
-        (of(group()).embedded(3), ["group", "belongs to one group"]),
-        (two(group(), NodeGroup::new()), ["group 1", "no node in it"]),
-        (same_name, ["is a:", "two groups have this name"]),
-        (same_number, ["is 1:", "two groups have this name"]),
-        (
-            of(group()).moving_to(Vec::<NodeGroup>::new()),
-            ["moving_to", "no group to move to"],
-        ),
+    let nowhere = of(group()).moving_to(Vec::<NodeGroup>::new());
+    let renamed = of(url()).moving_to([url().name("eu")]);
+    for (builder, setting, told) in [
+        (of(group()).embedded(3), "group", "belongs to one group"),
+        (two(group(), NodeGroup::new()), "group 1", "no node in it"),
+        (same_name, "is a:", "two groups have this name"),
+        (same_number, "is 1:", "two groups have this name"),
+        (nowhere, "moving_to", "no group to move to"),
         (
             of(group()).moving_to([other()]),
-            ["moving_to", "another name"],
+            "moving_to",
+            "another name",
         ),
-        (two(url(), url()), ["127.0.0.1:7001", "listed twice"]),
-        (
-            of(url()).moving_to([url().name("eu")]),
-            ["127.0.0.1:7001", "keeps its name"],
-        ),
+        (two(url(), url()), "127.0.0.1:7001", "listed twice"),
+        (renamed, "127.0.0.1:7001", "keeps its name"),
     ] {
         let error = builder.build().unwrap_err().to_string();
-        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        assert!(error.contains(setting) && error.contains(told), "{error}");
     }
 }

@@ -4,19 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use support::{assert_matches, ms};
-use tokio::time::{sleep, timeout};
-use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use support::{ms, secs};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tower_redlock::test_util::{Gate, OpKind};
 use tower_redlock::{
-    FencingToken, KeyError, LockError, LockGuard, LockKey, LockKeys, Redlock, RedlockBuilder,
-    Released,
+    FencingToken, KeyError, LockError, LockGuard, LockKey, LockKeys, Redlock, Released,
 };
 
-use crate::common::Foreign;
-
-fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
-    Redlock::builder().scripted(nodes).wait(ms(600_000))
-}
+use crate::common::{held_for, processes};
 
 /// What a storage would see: who is inside, and the tokens per key in the order of the grants.
 #[derive(Debug, Default)]
@@ -43,19 +39,23 @@ impl Witness {
     }
 }
 
-/// Lets every set be locked many times from several processes at once.
-async fn contend(nodes: &ScriptedNodes, sets: [&[&str]; 3]) -> Witness {
+/// Lets every set be locked many times by all of these at once, and returns how often each key was locked.
+///
+/// In time, or there is a deadlock.
+pub(crate) async fn contend(
+    processes: &[&Redlock],
+    sets: &[Vec<LockKey>],
+) -> Vec<(LockKey, usize)> {
     let witness = Arc::new(Mutex::new(Witness::default()));
-    let mut jobs = Vec::new();
-    for process in 0..3 {
-        let redlock = builder(nodes).build().expect("valid settings");
-        for (index, set) in sets.into_iter().enumerate() {
-            let set: Vec<LockKey> = set.iter().map(|key| LockKey::from(*key)).collect();
-            let (redlock, witness) = (redlock.clone(), Arc::clone(&witness));
-            let pause = u64::try_from(index).expect("a few") + process;
-            jobs.push(tokio::spawn(async move {
+    let mut jobs = JoinSet::new();
+    for (process, redlock) in (0..).zip(processes) {
+        for (index, set) in (0..).zip(sets) {
+            let (redlock, witness) = (Redlock::clone(redlock), Arc::clone(&witness));
+            let (set, pause) = (set.clone(), index + process);
+            jobs.spawn(async move {
                 for round in 0..20 {
-                    let guard = redlock.lock_all(set.clone()).await.expect("a turn in time");
+                    let locking = redlock.lock_all(&set).wait(secs(600));
+                    let guard = locking.await.expect("a turn in time");
                     witness.lock().expect("no panic").enter(&guard);
                     sleep(ms(1 + (round + pause) % 5)).await;
                     witness.lock().expect("no panic").leave(&guard);
@@ -67,49 +67,40 @@ async fn contend(nodes: &ScriptedNodes, sets: [&[&str]; 3]) -> Witness {
                     }
                     sleep(ms(pause)).await;
                 }
-            }));
+            });
         }
     }
-    for job in jobs {
-        job.await.expect("no panic");
-    }
-    let witness = Arc::into_inner(witness).expect("all jobs are over");
-    witness.into_inner().expect("no panic")
+    jobs.join_all().await;
+    let tokens = std::mem::take(&mut witness.lock().expect("no panic").tokens);
+    let counts = tokens.into_iter().map(|(key, tokens)| (key, tokens.len()));
+    counts.collect()
 }
 
 #[tokio::test(start_paused = true)]
 async fn lock_all_of_overlapping_sets_excludes_and_raises_tokens_per_key() {
+    use Gate::{Down, Never, Ready, Slow};
     // In a ring, and with a single key.
-    let ring: [&[&str]; 3] = [&["x", "y"], &["y", "z"], &["z", "x"]];
-    let sets: [&[&str]; 3] = [&["x", "y"], &["y", "z"], &["x"]];
-    for (sets, grants, gates) in [
-        (ring, [120; 3], [Gate::Ready; 3]),
-        (sets, [120, 120, 60], [Gate::Ready; 3]),
-        (
-            sets,
-            [120, 120, 60],
-            [1, 2, 3].map(|delay| Gate::Slow(ms(delay))),
-        ),
-        (
-            sets,
-            [120, 120, 60],
-            [Gate::Ready, Gate::Slow(ms(2)), Gate::Down],
-        ),
-        (
-            sets,
-            [120, 120, 60],
-            [Gate::Ready, Gate::Never, Gate::Slow(ms(1))],
-        ),
+    let [ring, sets] = [["xy", "yz", "zx"], ["xy", "yz", "x"]];
+    for (sets, of_z, gates) in [
+        (ring, 120, [Ready; 3]),
+        (sets, 60, [Ready; 3]),
+        (sets, 60, [Slow(ms(1)), Slow(ms(2)), Slow(ms(3))]),
+        (sets, 60, [Ready, Slow(ms(2)), Down]),
+        (sets, 60, [Ready, Never, Slow(ms(1))]),
     ] {
-        let nodes = ScriptedNodes::new(3);
+        let (nodes, processes) = processes::<3>();
         for (node, gate) in gates.into_iter().enumerate() {
             nodes.set(node, gate);
         }
-        // In time, or there is a deadlock.
-        let contending = contend(&nodes, sets);
-        let witness = timeout(ms(3_600_000), contending).await.unwrap();
-        let granted = ["x", "y", "z"].map(|key| witness.tokens[&LockKey::from(key)].len());
-        assert_eq!(granted, grants, "{gates:?}");
+        let keys = |set: &str| {
+            set.chars()
+                .map(|key| LockKey::from(key.to_string()))
+                .collect()
+        };
+        let granted = contend(&processes.each_ref(), &sets.map(keys)).await;
+        let expected = [("x", 120), ("y", 120), ("z", of_z)];
+        let expected = expected.map(|(key, count)| (LockKey::from(key), count));
+        assert_eq!(granted, expected, "{gates:?}");
         sleep(ms(100)).await;
         assert_eq!(nodes.locks(), [0, 0, 0], "{gates:?}");
     }
@@ -117,16 +108,11 @@ async fn lock_all_of_overlapping_sets_excludes_and_raises_tokens_per_key() {
 
 #[tokio::test(start_paused = true)]
 async fn lock_all_with_one_held_key_locks_none() {
-    let nodes = ScriptedNodes::new(3);
-    let [here, there] = [(); 2].map(|()| builder(&nodes).build().unwrap());
+    let (nodes, [here, there]) = processes();
     let y = here.try_lock("y").await.unwrap();
     for other in [&here, &there] {
         for set in [["x", "y"], ["y", "z"]] {
-            let refused = other.lock_all(set).wait(Duration::ZERO).await;
-            let Err(LockError::Contended { retry_after, .. }) = refused else {
-                panic!("{refused:?}");
-            };
-            assert!(retry_after.is_some());
+            held_for(other.lock_all(set).wait(Duration::ZERO)).await;
             assert_eq!(nodes.locks(), [1, 1, 1], "only y");
         }
         assert!(other.try_lock("x").await.is_ok());
@@ -139,62 +125,33 @@ async fn lock_all_with_one_held_key_locks_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_all_draws_one_token_above_the_fences_of_all_its_keys() {
-    let nodes = ScriptedNodes::new(3);
-    // The fence of one key is far ahead of the wall clock, which hides no mistake then.
-    let ahead = (1_u64 << 52) + 5;
-    Foreign::raise_fences(&"y".into(), &nodes, ahead);
-    let redlock = builder(&nodes).build().unwrap();
-    let mut last = ahead;
-    for set in ["xyz", "x", "xz", "z", "yz", "y"] {
-        let keys = set.chars().map(String::from);
-        let guard = redlock.lock_all(keys).await.unwrap();
-        let token = guard.fencing_token().unwrap().as_u64();
-        assert!(token > last, "{set:?}");
-        last = token;
-        guard.release().await.unwrap();
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn lock_all_sorts_keys_and_drops_duplicates() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
+async fn lock_all_takes_1_to_32_distinct_keys_in_any_order() {
+    let (nodes, [redlock]) = processes();
     let guard = redlock.lock_all(["y", "x", "y", "x"]).await.unwrap();
     let sorted = [LockKey::from("x"), LockKey::from("y")];
-    assert_eq!(guard.keys(), sorted);
-    assert_eq!(guard.key(), &sorted[0]);
+    assert_eq!((guard.keys(), guard.key()), (&sorted[..], &sorted[0]));
     assert_eq!(nodes.locks(), [2, 2, 2]);
-    let refused = redlock.lock_all(["x", "y"]).wait(Duration::ZERO).await;
-    assert_matches!(refused, Err(LockError::Contended { .. }));
-    drop(guard);
+    guard.release().await.unwrap();
     // A set of one is the key itself.
     let guard = redlock.lock_all(["x", "x"]).await.unwrap();
     assert!(redlock.try_lock("x").await.is_err());
-    drop(guard);
-}
-
-#[tokio::test(start_paused = true)]
-async fn lock_all_takes_1_to_32_distinct_keys() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = builder(&nodes).build().unwrap();
-    let keys = |count: usize| (0..count).map(|i| i.to_string());
-    let guard = redlock.lock_all(keys(LockKeys::MAX)).await.unwrap();
-    assert_eq!(guard.keys().len(), 32);
-    assert_eq!(nodes.locks(), [32, 32, 32]);
-    assert_eq!(guard.release().await, Ok(Released::Freed));
-    assert_eq!(nodes.locks(), [0, 0, 0]);
+    guard.release().await.unwrap();
 
     let asked = nodes.sent(0, OpKind::Acquire);
-    let refused = redlock.lock_all(keys(33)).await.unwrap_err();
+    let keys = |count: usize| (0..count).map(|i| i.to_string());
     let too_many = KeyError::TooMany { count: 33, max: 32 };
-    assert_eq!(refused, LockError::Key(too_many));
-    let refused = redlock.lock_all(keys(0)).await.unwrap_err();
-    assert_eq!(refused, LockError::Key(KeyError::None));
-    let refused = redlock.lock_all(["a", ""]).await.unwrap_err();
-    assert_eq!(refused, LockError::Key(KeyError::Empty));
+    for (request, error) in [
+        (redlock.lock_all(keys(33)), too_many),
+        (redlock.lock_all(keys(0)), KeyError::None),
+        (redlock.lock_all(["a", ""]), KeyError::Empty),
+    ] {
+        assert_eq!(request.await.unwrap_err(), LockError::Key(error));
+    }
     assert_eq!(nodes.sent(0, OpKind::Acquire), asked, "no node was asked");
     // Duplicates do not count.
-    let doubled = keys(32).chain(keys(32));
-    assert!(redlock.lock_all(doubled).await.is_ok());
+    let doubled = keys(LockKeys::MAX).chain(keys(32));
+    let guard = redlock.lock_all(doubled).await.unwrap();
+    assert_eq!((guard.keys().len(), nodes.locks()), (32, vec![32; 3]));
+    assert_eq!(guard.release().await, Ok(Released::Freed));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
 }

@@ -1,10 +1,7 @@
 //! `moving_to`: processes that know the present groups, both, or the new ones, while keys move.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use support::{assert_matches, ms, secs};
-use tokio::time::{Instant, sleep, timeout};
+use support::{assert_matches, ms, secs, set_all};
+use tokio::time::{Instant, sleep};
 use tower_redlock::deadpool_redis::{Config, ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -12,8 +9,9 @@ use tower_redlock::{
     Readiness, Redlock, RedlockBuilder, Released,
 };
 
-use crate::common::Foreign;
+use crate::common::{Foreign, is_contended};
 use crate::groups::{builder, groups, key_of};
+use crate::lock_all::contend;
 
 /// Processes at each step of a change from some of the groups to others.
 pub(crate) struct Steps {
@@ -157,30 +155,6 @@ async fn only_keys_that_move_are_locked_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_rise_from_step_to_step_whichever_group_is_ahead() {
-    for ahead in [None, Some(0), Some(1)] {
-        let (all, steps, key) = growing().await;
-        if let Some(ahead) = ahead {
-            Foreign::raise_fences(&key, &all[ahead], 8_000_000_000_000_000);
-        }
-        let Steps { old, both, new } = &steps;
-        let mut last = None;
-        for redlock in [old, both, old, both, both, new, both, new] {
-            if ahead == Some(1) && last.is_none() {
-                // The old processes cannot know what is ahead of them.
-                last = Some(both.lock(&key).await.unwrap().fencing_token());
-                sleep(ms(1)).await;
-            }
-            let guard = redlock.lock(&key).await.unwrap();
-            let token = guard.fencing_token();
-            assert!(last < Some(token), "{last:?} before {token:?}");
-            last = Some(token);
-            guard.release().await.unwrap();
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn failure_of_the_new_group_frees_the_old_one() {
     let (all, steps) = adding();
     let moves = steps.moving("0", "1", 0).await;
@@ -221,8 +195,7 @@ async fn caller_waits_for_a_key_in_whichever_order_it_moves() {
         }
         let held = steps.new.lock(&key).await.unwrap();
         let asked = Instant::now();
-        let refused = steps.both.lock(&key).wait(secs(3)).await;
-        assert_matches!(refused, Err(LockError::Contended { .. }));
+        assert!(is_contended(&steps.both.lock(&key).wait(secs(3)).await));
         let waited = asked.elapsed();
         assert!((secs(2)..secs(4)).contains(&waited), "{waited:?}");
         drop(held);
@@ -234,31 +207,20 @@ async fn caller_waits_for_a_key_in_whichever_order_it_moves() {
 /// In the order of all locks, the new processes take the key that moves first, and the others take it last.
 #[tokio::test(start_paused = true)]
 async fn sets_are_locked_without_a_deadlock_while_a_group_is_removed() {
-    let all = groups::<3>();
-    let steps = Steps::with(&all, &all[..2], |builder| builder.wait(secs(600)));
-    let moves = steps.moving("2", "0", 0).await;
-    let stays = steps.moving("1", "1", 0).await;
-    let inside = Arc::new(AtomicUsize::new(0));
-    let mut jobs = Vec::new();
-    for redlock in [&steps.both, &steps.new, &steps.both, &steps.new] {
-        let (redlock, inside) = (redlock.clone(), Arc::clone(&inside));
-        let set = [moves.clone(), stays.clone()];
-        jobs.push(tokio::spawn(async move {
-            for _ in 0..20 {
-                let guard = redlock.lock_all(&set).await.unwrap();
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                sleep(ms(3)).await;
-                inside.fetch_sub(1, Ordering::SeqCst);
-                drop(guard);
-            }
-        }));
+    for gate in [Gate::Ready, Gate::Slow(ms(5))] {
+        let all = groups::<3>();
+        let steps = Steps::from(&all, &all[..2]);
+        let moves = steps.moving("2", "0", 0).await;
+        let stays = steps.moving("1", "1", 0).await;
+        for nodes in &all {
+            (0..3).for_each(|node| nodes.set(node, gate));
+        }
+        let Steps { both, new, .. } = &steps;
+        let began = Instant::now();
+        contend(&[both, new, both, new], &[vec![moves, stays]]).await;
+        // 80 holds of some ms; with a deadlock, each would last until the end of a wait.
+        assert!(began.elapsed() < secs(60), "{:?}", began.elapsed());
     }
-    let began = Instant::now();
-    for job in jobs {
-        timeout(secs(600), job).await.expect("no deadlock").unwrap();
-    }
-    // 80 holds of 3 ms; with a deadlock, each would last until the end of a wait.
-    assert!(began.elapsed() < secs(60), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -276,9 +238,10 @@ async fn readers_slots_and_least_times_hold_in_both_groups() {
     for beside in [old, new] {
         let slot = both.try_lock(&key).slots(2).await.unwrap();
         let other = beside.try_lock(&key).slots(2).await.unwrap();
+        assert_ne!(slot.slot(), other.slot());
+        assert_eq!(slot.keys().len(), 1);
         for third in [beside, both] {
-            let third = third.try_lock(&key).slots(2).await;
-            assert_matches!(third, Err(LockError::Contended { .. }));
+            assert!(is_contended(&third.try_lock(&key).slots(2).await));
         }
         drop((slot, other));
         sleep(ms(1)).await;
@@ -294,7 +257,12 @@ async fn readers_slots_and_least_times_hold_in_both_groups() {
 async fn operators_see_and_free_a_key_in_both_groups() {
     let (all, steps, key) = growing().await;
     let guard = steps.both.lock(&key).await.unwrap();
+    for nodes in &all {
+        set_all(nodes, OpKind::Inspect, Gate::Slow(ms(20)));
+    }
+    let began = Instant::now();
     let inspection = steps.both.inspect(&key).await;
+    assert_eq!(began.elapsed(), ms(20), "both are asked at once");
     let next = inspection.next.as_ref().unwrap();
     assert_eq!((&*inspection.group, &*next.group), ("0", "1"));
     for inspection in [&inspection, next] {
@@ -472,25 +440,6 @@ async fn execution_that_is_refused_in_the_new_group_leaves_nothing() {
     let executed = steps.old.once(&key).at_most_once(true);
     let executed = executed.run(|_| async { Ok::<u32, ()>(1) }).await;
     assert_eq!(executed, Ok(Outcome::Executed(1)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn leaders_of_different_steps_exclude_each_other() {
-    let (_, steps, key) = growing().await;
-    let leading = Arc::new(AtomicUsize::new(0));
-    for redlock in [&steps.old, &steps.both] {
-        let leading = Arc::clone(&leading);
-        tokio::spawn(redlock.lead(&key, move |guard| {
-            let leading = Arc::clone(&leading);
-            async move {
-                assert_eq!(leading.fetch_add(1, Ordering::SeqCst), 0);
-                sleep(ms(500)).await;
-                leading.fetch_sub(1, Ordering::SeqCst);
-                drop(guard);
-            }
-        }));
-    }
-    sleep(secs(20)).await;
 }
 
 /// So the wait before the new processes begin counts the longest of these times too.

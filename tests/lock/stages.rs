@@ -1,28 +1,50 @@
 //! Locks over several groups of nodes while they are acquired: what is held meanwhile, and when its terms begin.
 
-use support::{assert_matches, ms, secs};
+use std::time::Duration;
+
+use support::{assert_matches, ms, secs, set_all};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind};
-use tower_redlock::{KeyState, LockError, LostReason, OnceError, Redlock, ReleaseError, Released};
+use tower_redlock::{
+    LockError, LockGuard, LockRequest, LostReason, OnceError, ReleaseError, Released,
+};
 
-use crate::common::Foreign;
+use crate::common::{Foreign, is_contended};
 use crate::groups::{builder, groups, keys_of, with_keys};
 use crate::moving::{Steps, both_ways, growing};
 
+/// Locks the keys of two groups, of which the second is free only after a while.
+async fn lock_late(held: LockGuard, after: Duration, request: LockRequest) -> LockGuard {
+    let waiting = tokio::spawn(request.into_future());
+    sleep(after).await;
+    held.release().await.unwrap();
+    waiting.await.unwrap().unwrap()
+}
+
 /// The terms of a lock begin when its caller has all of it, and not with its first group.
 #[tokio::test(start_paused = true)]
-async fn max_hold_begins_when_the_last_group_is_locked() {
+async fn max_hold_and_hold_at_least_begin_when_the_last_group_is_locked() {
     let (_groups, redlock, keys) = with_keys::<2>().await;
     let held = redlock.lock(&keys[1]).await.unwrap();
-    let waiting = redlock.lock_all(&keys).wait(secs(60)).max_hold(secs(15));
-    let waiting = tokio::spawn(waiting.into_future());
-    sleep(secs(30)).await;
-    drop(held);
-    let guard = waiting.await.unwrap().unwrap();
+    let both = redlock.lock_all(&keys).max_hold(secs(15));
+    let guard = lock_late(held, secs(30), both).await;
     let began = Instant::now();
     assert_eq!(guard.lost().await, LostReason::MaxHold);
     let lasted = began.elapsed();
     assert!((secs(14)..secs(26)).contains(&lasted), "{lasted:?}");
+    drop(guard);
+    sleep(secs(1)).await;
+
+    let held = redlock.lock(&keys[1]).await.unwrap();
+    let both = redlock.lock_all(&keys).hold_at_least(secs(20));
+    let guard = lock_late(held, secs(15), both).await;
+    guard.release().await.unwrap();
+    sleep(secs(19)).await;
+    for key in &keys {
+        assert!(is_contended(&redlock.try_lock(key).await));
+    }
+    sleep(secs(2)).await;
+    assert!(redlock.lock_all(&keys).wait(ms(0)).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -45,42 +67,6 @@ async fn lock_without_renewal_waits_for_the_last_group_for_longer_than_its_ttl()
     let began = Instant::now();
     assert_eq!(guard.lost().await, LostReason::Expired);
     assert!(began.elapsed() < secs(10));
-}
-
-#[tokio::test(start_paused = true)]
-async fn hold_at_least_is_counted_from_the_last_group() {
-    let (_groups, redlock, keys) = with_keys::<2>().await;
-    let held = redlock.lock(&keys[1]).await.unwrap();
-    let waiting = redlock.lock_all(&keys).hold_at_least(secs(20));
-    let waiting = tokio::spawn(waiting.into_future());
-    sleep(secs(15)).await;
-    held.release().await.unwrap();
-    let guard = waiting.await.unwrap().unwrap();
-    guard.release().await.unwrap();
-    sleep(secs(19)).await;
-    for key in &keys {
-        let refused = redlock.try_lock(key).await;
-        assert_matches!(refused, Err(LockError::Contended { .. }));
-    }
-    sleep(secs(2)).await;
-    assert!(redlock.lock_all(&keys).wait(ms(0)).await.is_ok());
-}
-
-/// A caller that has lost what it holds does not wait for more: it begins again.
-#[tokio::test(start_paused = true)]
-async fn caller_that_loses_a_group_while_it_waits_for_another_begins_again() {
-    let (_groups, redlock, keys) = with_keys::<2>().await;
-    let held = redlock.lock(&keys[1]).await.unwrap();
-    let waiting = tokio::spawn(redlock.lock_all(&keys).into_future());
-    sleep(secs(1)).await;
-    assert_eq!(redlock.revoke(&keys[0]).await.unwrap().held, 3);
-    sleep(secs(10)).await;
-    // It has the first group again.
-    assert!(redlock.try_lock(&keys[0]).await.is_err());
-    assert!(!waiting.is_finished());
-    held.release().await.unwrap();
-    let guard = waiting.await.unwrap().unwrap();
-    assert!(guard.is_valid());
 }
 
 /// `wait` bounds an execution in both groups together.
@@ -137,21 +123,6 @@ async fn slot_has_the_same_number_in_all_groups() {
                 let slot = (key, "slot", slot).into();
                 assert!(guard.keys().contains(&slot), "round {round}");
             }
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn slot_that_moves_has_the_same_number_in_both_groups() {
-    for round in 0..8 {
-        let (_all, steps, key) = growing().await;
-        for beside in [&steps.old, &steps.new] {
-            let one = beside.try_lock(&key).slots(2).await.unwrap();
-            let other = steps.both.try_lock(&key).slots(2).await.unwrap();
-            assert_ne!(one.slot(), other.slot(), "round {round}");
-            assert_eq!(other.keys().len(), 1);
-            drop((one, other));
-            sleep(ms(1)).await;
         }
     }
 }
@@ -229,27 +200,13 @@ async fn request_that_is_dropped_at_any_time_leaves_nothing() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn slots_of_a_slot_are_where_operators_look_for_them() {
-    let groups = groups::<3>();
-    let redlock = builder(&groups).build().unwrap();
-    for number in 0..20 {
-        let key = (("tenant", number), "slot", 3);
-        let guard = redlock.lock(key).slots(2).await.unwrap();
-        for slot in guard.keys() {
-            let state = redlock.inspect(slot).await.state();
-            assert_matches!(state, Some(KeyState::Held { .. }), "{slot:?}");
-        }
-    }
-}
-
 /// The renewals of one group fail, and those of the other do not.
 #[tokio::test(start_paused = true)]
 async fn validity_is_that_of_the_group_that_is_not_renewed() {
     for failing in 0..2 {
         let (groups, redlock, keys) = with_keys::<2>().await;
         let guard = redlock.lock_all(&keys).await.unwrap();
-        (0..3).for_each(|node| groups[failing].set_for(node, OpKind::Confirm, Gate::Failing));
+        set_all(&groups[failing], OpKind::Confirm, Gate::Failing);
         sleep(secs(8)).await;
         assert!(guard.valid_for() < secs(2), "{:?}", guard.valid_for());
         assert!(guard.handle().valid_for() < secs(2));
@@ -260,8 +217,7 @@ async fn validity_is_that_of_the_group_that_is_not_renewed() {
 async fn release_waits_for_every_group_and_reports_each_failure() {
     for late in 0..2 {
         let (groups, redlock, keys) = with_keys::<2>().await;
-        let slow = Gate::Slow(ms(30));
-        (0..3).for_each(|node| groups[late].set_for(node, OpKind::Release, slow));
+        set_all(&groups[late], OpKind::Release, Gate::Slow(ms(30)));
         let guard = redlock.lock_all(&keys).await.unwrap();
         let began = Instant::now();
         assert_eq!(guard.release().await, Ok(Released::Freed));
@@ -291,24 +247,6 @@ async fn new_group_is_not_asked_before_the_present_one_has_granted_the_key() {
     }
 }
 
-/// The new processes hold the key that moves and wait for the other one, which the others hold when they come to the key
-/// that moves.
-#[tokio::test(start_paused = true)]
-async fn sets_with_a_key_that_moves_do_not_deadlock_although_groups_take_their_time() {
-    let all = groups::<3>();
-    let steps = Steps::with(&all, &all[..2], |builder| builder.wait(secs(30)));
-    let moves = steps.moving("2", "0", 0).await;
-    let stays = steps.moving("1", "1", 0).await;
-    for nodes in &all {
-        (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(5))));
-    }
-    let began = Instant::now();
-    let locked = async |redlock: &Redlock| redlock.lock_all([&moves, &stays]).await.map(drop);
-    let (both, new) = tokio::join!(locked(&steps.both), locked(&steps.new));
-    assert!(both.is_ok() && new.is_ok(), "{both:?} {new:?}");
-    assert!(began.elapsed() < secs(3), "{:?}", began.elapsed());
-}
-
 /// Something may have been executed, so no other process executes before the ttl is over.
 #[tokio::test(start_paused = true)]
 async fn execution_that_panics_keeps_its_key_in_both_groups() {
@@ -321,8 +259,7 @@ async fn execution_that_panics_keeps_its_key_in_both_groups() {
     assert!(panicked.await.is_err());
     sleep(secs(5)).await;
     for other in [&steps.old, &steps.new] {
-        let refused = other.try_lock(&key).await;
-        assert_matches!(refused, Err(LockError::Contended { .. }));
+        assert!(is_contended(&other.try_lock(&key).await));
     }
     sleep(secs(6)).await;
     for other in [&steps.old, &steps.new] {
@@ -351,17 +288,6 @@ async fn max_waiters_counts_callers_of_keys_that_move_in_either_order() {
             assert_eq!(waiting.await.unwrap(), Ok(()));
         }
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn operators_ask_both_groups_at_once() {
-    let (all, steps, key) = growing().await;
-    for nodes in &all {
-        (0..3).for_each(|node| nodes.set_for(node, OpKind::Inspect, Gate::Slow(ms(20))));
-    }
-    let began = Instant::now();
-    assert!(steps.both.inspect(&key).await.next.is_some());
-    assert_eq!(began.elapsed(), ms(20));
 }
 
 /// The handle of an execution shows what both groups have.
@@ -414,7 +340,7 @@ async fn extend_extends_the_keys_of_every_group() {
     guard.extend(secs(40)).await.unwrap();
     assert!(guard.valid_for() > secs(39), "{:?}", guard.valid_for());
     for nodes in &groups {
-        (0..3).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Failing));
+        set_all(nodes, OpKind::Confirm, Gate::Failing);
     }
     sleep(secs(35)).await;
     assert!(guard.is_valid());
