@@ -38,7 +38,6 @@ struct Form {
 
 /// One of the servers that share the nodes.
 pub(crate) struct Server {
-    pub(crate) redlock: Redlock,
     pub(crate) addr: SocketAddr,
     pub(crate) serving: JoinHandle<()>,
 }
@@ -58,16 +57,12 @@ impl Server {
         let running = cluster.servers.iter().filter(|server| server.is_running());
         let redlock = redlock(cluster.urls(), running.count(), node_timeout).await;
         let layer = once(&redlock);
-        Self::serve(redlock, routes(bank).route_layer(set(layer))).await
+        Self::serve(routes(bank).route_layer(set(layer))).await
     }
 
-    pub(crate) async fn serve(redlock: Redlock, app: Router) -> Self {
+    pub(crate) async fn serve(app: Router) -> Self {
         let (addr, serving) = serve(app).await;
-        Self {
-            redlock,
-            addr,
-            serving,
-        }
+        Self { addr, serving }
     }
 
     pub(crate) async fn pay(&self, path: &str, key: &str) -> Answer {

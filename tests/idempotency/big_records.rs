@@ -1,8 +1,6 @@
 //! Records too big for every reply: one fetch serves all concurrent duplicates, beside the locks.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -11,7 +9,7 @@ use axum::routing::post;
 use futures_util::future::join_all;
 use support::{
     Answer, Cluster, Deadline, Executed, MonitorLog, Proxy, ms, once, secs, set_all, until,
-    until_all_up,
+    until_all_up, wait_until,
 };
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, advance, sleep};
@@ -190,23 +188,17 @@ impl Nodes {
             wires,
             redlock: redlock.build().unwrap(),
         };
-        nodes.wait_until_up().await;
+        until_all_up(&nodes.redlock, PATIENCE).await;
         nodes
-    }
-
-    async fn wait_until_up(&self) {
-        until_all_up(&self.redlock, PATIENCE).await;
     }
 
     /// Waits until all have so many records: the last of them is written after the answer.
     async fn wait_until_recorded(&self, count: usize) {
-        let deadline = Deadline::after(PATIENCE);
-        let mut servers = self.cluster.servers.iter();
-        while !servers.all(|server| server.keys("*:done").len() == count) {
-            assert!(!deadline.is_over(), "not all nodes have it");
-            sleep(POLL).await;
-            servers = self.cluster.servers.iter();
-        }
+        let have_it = || {
+            let mut servers = self.cluster.servers.iter();
+            servers.all(|server| server.keys("*:done").len() == count)
+        };
+        wait_until("recorded by all nodes", PATIENCE, have_it).await;
     }
 
     fn delay(&self, delay: Duration) {
@@ -229,9 +221,8 @@ fn senders(log: &MonitorLog, verb: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_mebibyte_record_is_fetched_once_for_100_duplicates_beside_the_locks() {
+async fn one_mebibyte_record_is_fetched_once_for_100_duplicates_beside_the_lane() {
     const NODE_TIMEOUT: Duration = secs(2);
-    const LOCKERS: usize = 8;
     const WAVES: usize = 3;
     let nodes = Nodes::start(NODE_TIMEOUT).await;
     let executed = Executed::default();
@@ -239,51 +230,21 @@ async fn one_mebibyte_record_is_fetched_once_for_100_duplicates_beside_the_locks
     let first = pay(&app, "a").await;
     assert_eq!(first.body.len(), MEBIBYTE);
     nodes.wait_until_recorded(1).await;
-    let logs: Vec<_> = nodes
-        .cluster
-        .servers
-        .iter()
-        .map(MonitorLog::start)
-        .collect();
+    let logs = nodes.cluster.servers.iter().map(MonitorLog::start);
+    let logs: Vec<_> = logs.collect();
     // So that all have come before the first is answered.
     nodes.delay(ms(150));
 
-    let is_over = Arc::new(AtomicBool::new(false));
-    let locking = (0..LOCKERS).map(|locker| {
-        let (over, redlock) = (Arc::clone(&is_over), nodes.redlock.clone());
-        tokio::spawn(async move {
-            let (mut locked, mut longest) = (0, Duration::ZERO);
-            while !over.load(Ordering::SeqCst) {
-                let began = Instant::now();
-                let guard = redlock.try_lock(format!("another-{locker}")).await;
-                let guard = guard.unwrap();
-                longest = longest.max(began.elapsed());
-                guard.release().await.unwrap();
-                locked += 1;
-            }
-            (locked, longest)
-        })
-    });
-    let locking: Vec<_> = locking.collect();
     for _ in 0..WAVES {
         let duplicates = (0..CROWD).map(|_| pay(&app, "a"));
         for again in join_all(duplicates).await {
             assert_replays(&again, &first);
         }
     }
-    is_over.store(true, Ordering::SeqCst);
-    let locked = join_all(locking).await.into_iter().map(Result::unwrap);
-    let locked: Vec<(usize, Duration)> = locked.collect();
-    let longest = locked.iter().map(|(_, longest)| *longest).max().unwrap();
-    assert!(longest < NODE_TIMEOUT, "a lock took {longest:?}");
-    let locked: usize = locked.iter().map(|(locked, _)| locked).sum();
-    assert!(locked >= LOCKERS);
-    println!("{locked} locks meanwhile, in {longest:?} at most");
-
     let mut read = 0;
     for log in &logs {
         let lane: BTreeSet<String> = senders(log, "evalsha").into_iter().collect();
-        assert_eq!(lane.len(), 1, "of all locks and duplicates");
+        assert_eq!(lane.len(), 1, "of all duplicates");
         let readers = senders(log, "get");
         read += readers.len();
         assert!(readers.iter().all(|reader| !lane.contains(reader)));
@@ -308,7 +269,7 @@ async fn fetch_succeeds_beside_a_node_that_hangs_or_closes_the_connection() {
             assert_replays(&pay(&app, "a").await, &first);
         }
         hung.cont();
-        nodes.wait_until_up().await;
+        until_all_up(&nodes.redlock, PATIENCE).await;
     }
     let logs = nodes.cluster.servers.iter().map(MonitorLog::start);
     let logs: Vec<_> = logs.collect();
@@ -355,10 +316,7 @@ async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
     let [one, two] = names.as_slice() else {
         panic!("{} of two records", names.len());
     };
-    let on_all = |command: &[&str]| {
-        nodes.cluster.command(command);
-    };
-    on_all(&["COPY", two, "saved"]);
+    nodes.cluster.command(&["COPY", two, "saved"]);
     // Another's is put in its place, it is damaged, or taken away.
     let spoil: [&[&str]; 3] = [
         &["COPY", one, two, "REPLACE"],
@@ -366,12 +324,12 @@ async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
         &["DEL", two],
     ];
     for command in spoil {
-        on_all(&["COPY", "saved", two, "REPLACE"]);
+        nodes.cluster.command(&["COPY", "saved", two, "REPLACE"]);
         nodes.delay(TRIP);
         let spoiling = async {
             // The nodes have answered with the head by now, which no request has received yet.
             sleep(TRIP / 2).await;
-            on_all(command);
+            nodes.cluster.command(command);
         };
         let (a, b, ()) = tokio::join!(pay(&app, "a"), pay(&app, "b"), spoiling);
         let (good, bad): (Vec<_>, Vec<_>) = [(a, &first), (b, &other)]
@@ -421,5 +379,3 @@ const MEBIBYTE: usize = 1024 * 1024;
 
 /// How long anything may take that must happen.
 const PATIENCE: Duration = secs(10);
-
-const POLL: Duration = ms(5);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use support::http::Client;
-use support::{Answer, Cluster, Executed, Proxy, ms, once, secs, until_all_up, wait_until};
-use tokio::time::{Instant, sleep};
+use support::{Answer, Cluster, Executed, Proxy, ms, once, secs, wait_until};
+use tokio::time::sleep;
 use tower_redlock::IdempotencyLayer;
 
 use crate::bank::{
@@ -14,24 +14,12 @@ use crate::bank::{
 };
 
 /// A hundred clients of two servers, which send the same at once.
-struct Crowd {
-    clients: Vec<Client>,
-    /// Rounds of requests without a winner.
-    without_winner: usize,
-    refused: usize,
-    replayed: usize,
-}
+struct Crowd(Vec<Client>);
 
 impl Crowd {
     async fn connect(servers: &[Server; 2]) -> Self {
         let addr = |client: usize| servers[client % servers.len()].addr;
-        let clients = join_all((0..CROWD).map(|client| Client::connect(addr(client)))).await;
-        Self {
-            clients,
-            without_winner: 0,
-            refused: 0,
-            replayed: 0,
-        }
+        Self(join_all((0..CROWD).map(|client| Client::connect(addr(client)))).await)
     }
 
     /// Sends duplicates until one is executed, and returns its answer.
@@ -39,29 +27,26 @@ impl Crowd {
         let before = bank.count();
         for _ in 0..RETRIES {
             let headers = [(KEY, key)];
-            let clients = self.clients.iter_mut();
+            let clients = self.0.iter_mut();
             let asked = clients.map(|client| client.request("POST", path, &headers, b"amount=5"));
             let answers = join_all(asked).await;
             let executed = bank.count() - before;
-            let (winners, others): (Vec<_>, Vec<_>) = answers.into_iter().partition(is_executed);
+            let (mut winners, others): (Vec<_>, Vec<_>) =
+                answers.into_iter().partition(is_executed);
             assert_eq!(winners.len(), executed, "{key}");
             assert!(executed <= 1, "{key} was executed {executed} times");
-            let (replayed, refused): (Vec<_>, Vec<_>) =
-                others.iter().partition(|o| o.is_replayed());
-            for other in &refused {
-                assert!(is_contended(other), "{}", said(other));
+            let winner = winners.pop();
+            for other in others {
+                if other.is_replayed() {
+                    let winner = winner.as_ref().map(Answer::as_recorded);
+                    assert_eq!(Some(other.as_recorded()), winner, "{key}");
+                } else {
+                    assert!(is_contended(&other), "{}", said(&other));
+                }
             }
-            self.refused += refused.len();
-            self.replayed += replayed.len();
-            let Some(winner) = winners.into_iter().next() else {
-                assert_eq!(replayed.len(), 0, "there is nothing to replay yet");
-                self.without_winner += 1;
-                continue;
-            };
-            for other in replayed {
-                assert_eq!(other.as_recorded(), winner.as_recorded(), "{key}");
+            if let Some(winner) = winner {
+                return winner;
             }
-            return winner;
         }
         panic!("no request won {key} in {RETRIES} rounds");
     }
@@ -89,10 +74,6 @@ async fn hundred_duplicates_execute_once_and_are_refused_or_replayed() {
         first.push((path, key, winner));
     }
     cluster.wait_until_free(PATIENCE).await;
-    println!(
-        "{rounds} rounds of {CROWD}: {} refused, {} replayed, {} without a winner",
-        crowd.refused, crowd.replayed, crowd.without_winner
-    );
 
     cluster.servers[0].kill();
     let late = Server::start(&cluster, &bank).await;
@@ -114,7 +95,7 @@ async fn response_is_recorded_although_connections_break_while_recording() {
         let redlock = redlock(urls, 3, secs(2)).await;
         let layer = once(&redlock);
         let bank = Executed::default();
-        let server = Server::serve(redlock, routes(&bank).route_layer(layer)).await;
+        let server = Server::serve(routes(&bank).route_layer(layer)).await;
         let paying = pay(server.addr, "/payments?ms=300", "a");
         let breaking = async {
             wait_until("executed", PATIENCE, || bank.count() != 0).await;
@@ -137,32 +118,6 @@ async fn response_is_recorded_although_connections_break_while_recording() {
         assert_eq!(bank.count(), 1);
         cluster.wait_until_free(PATIENCE).await;
     }
-}
-
-#[tokio::test]
-async fn hung_node_delays_neither_executions_nor_replays() {
-    const NODE_TIMEOUT: Duration = secs(2);
-    let cluster = Cluster::start(3);
-    let bank = Executed::default();
-    let server = Server::start_with(&cluster, &bank, NODE_TIMEOUT, |layer| layer).await;
-    let before = server.pay("/payments", "before").await;
-    for hung in 0..3 {
-        cluster.servers[hung].stop();
-        let began = Instant::now();
-        let key = format!("while-{hung}");
-        let during = server.pay("/payments", &key).await;
-        assert!(is_executed(&during), "{}", said(&during));
-        for _ in 0..5 {
-            server.replays("/payments", &key, &during).await;
-            server.replays("/payments", "before", &before).await;
-        }
-        let took = began.elapsed();
-        assert!(took < NODE_TIMEOUT, "1 execution and 10 replays: {took:?}");
-        println!("node {hung} hung: 1 execution and 10 replays in {took:?}");
-        cluster.servers[hung].cont();
-        until_all_up(&server.redlock, PATIENCE).await;
-    }
-    assert_eq!(bank.count(), 4);
 }
 
 const CROWD: usize = 100;

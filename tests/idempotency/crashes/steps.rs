@@ -101,32 +101,24 @@ impl Scene {
     }
 }
 
-/// Kills a server without a record, which has executed so often, and pays again.
-async fn pay_after_a_kill(stop: &'static str, executed: usize) {
-    for at_most_once in [false, true] {
-        let mut scene = Scene::stopped_at(stop, at_most_once).await;
-        scene.kill_unanswered();
-        scene.outlive_the_lock().await;
-        let told = scene.pay().await;
-        if at_most_once {
-            // What it was granted and did not do cannot be told from what it did.
-            assert_eq!((told, scene.executed()), (Told::Unknown, executed));
-        } else {
-            assert!(told.is_executed(), "{told:?}");
-            scene.is_replayed().await;
-            assert_eq!(scene.executed(), executed + 1);
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn payment_of_a_killed_server_without_a_record_is_executed_again_unless_at_most_once() {
+    for (stop, executed) in [("before", 0), ("after", 1)] {
+        for at_most_once in [false, true] {
+            let mut scene = Scene::stopped_at(stop, at_most_once).await;
+            scene.kill_unanswered();
+            scene.outlive_the_lock().await;
+            let told = scene.pay().await;
+            if at_most_once {
+                // What it was granted and did not do cannot be told from what it did.
+                assert_eq!((told, scene.executed()), (Told::Unknown, executed));
+            } else {
+                assert!(told.is_executed(), "{told:?}");
+                scene.is_replayed().await;
+                assert_eq!(scene.executed(), executed + 1);
+            }
         }
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_killed_before_the_effect_leaves_a_new_execution_or_outcome_unknown() {
-    pay_after_a_kill("before", 0).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unrecorded_effect_of_a_killed_server_is_executed_again_unless_at_most_once() {
-    pay_after_a_kill("after", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
