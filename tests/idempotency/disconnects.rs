@@ -1,10 +1,9 @@
-//! Requests that are dropped, and runtimes that end, before, during and after an execution.
+//! Requests that are dropped before, during and after an execution.
 
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::future::poll_fn;
 use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 
 use axum::Router;
 use axum::body::Body;
@@ -12,8 +11,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use futures_util::{StreamExt, stream};
 use http_body_util::BodyExt;
-use support::{Executed, SlowReadiness, ms, once, redlock, secs, three_nodes};
-use tokio::task::{JoinSet, yield_now};
+use support::{Executed, SlowReadiness, ms, once, redlock, secs};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
@@ -229,83 +227,4 @@ fn panics_at_its_fifth_piece() -> Body {
         Ok::<_, Infallible>("piece")
     });
     Body::from_stream(pieces)
-}
-
-#[tokio::test(start_paused = true)]
-async fn request_dropped_before_its_service_is_ready_leaves_the_key_to_the_next() {
-    for waits in [false, true] {
-        let (executed, (nodes, redlock)) = (Executed::default(), three_nodes());
-        let layer = once(&redlock)
-            .at_most_once(true)
-            .wait(secs(u64::from(waits) * 30));
-        let slow = layer.layer(SlowReadiness::new(counts_begun(&executed), secs(5)));
-        let first = tokio::spawn(slow.oneshot(request("/payments", "a")));
-        sleep(secs(7)).await;
-        assert_eq!(nodes.locks(), [1, 1, 1], "granted, and not begun");
-        let app = counts_begun(&executed).layer(layer.clone());
-        let mut others = JoinSet::new();
-        if waits {
-            (0..3).for_each(|_| {
-                let app = app.clone();
-                others.spawn(async move { pay(&app, "/payments", "a").await });
-            });
-            sleep(ms(10)).await;
-        }
-        first.abort();
-        sleep(ms(100)).await;
-        let answers = others.join_all().await;
-        assert!(answers.iter().all(|answer| answer.body == "payment 1"));
-        let again = pay(&app, "/payments", "a").await;
-        assert_eq!((again.body, executed.count()), ("payment 1".into(), 1));
-        assert_eq!(nodes.locks(), [0, 0, 0]);
-    }
-}
-
-#[test]
-fn runtime_dropped_during_an_execution_leaves_the_key_locked_until_its_ttl() {
-    let nodes = ScriptedNodes::new(3);
-    let executed = Executed::default();
-    let redlock = redlock(&nodes);
-    let app = counts_begun(&executed)
-        .layer(once(&redlock))
-        .layer(per_account(&redlock));
-    let runtime = || {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        runtime.enable_all().build().unwrap()
-    };
-    let first = runtime();
-    first.block_on(async {
-        let call = pay(&app, "/payments?account=1&ms=60000", "a");
-        assert!(timeout(ms(50), call).await.is_err());
-    });
-    drop(first);
-    runtime().block_on(async {
-        let again = pay(&app, "/payments?account=2", "a").await;
-        assert!(!again.status.is_success(), "{again:?}");
-        assert_eq!(executed.count(), 1);
-        let other = pay(&app, "/payments?account=2", "b").await;
-        assert_eq!(other.body, "payment 2");
-    });
-}
-
-#[tokio::test(start_paused = true)]
-async fn execution_of_an_unpolled_request_runs_to_its_end() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = counts_begun(&executed).layer(once(&redlock(&nodes)));
-    let mut call = Box::pin(pay(&app, "/payments?ms=20000", "a"));
-    let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    assert!(polled.is_pending());
-    for _ in 0..100 {
-        let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        assert!(polled.is_pending());
-        yield_now().await;
-        if executed.count() == 1 {
-            break;
-        }
-    }
-    sleep(secs(30)).await;
-    assert_eq!((executed.count(), nodes.locks()), (1, vec![0; 3]));
-    assert_eq!(call.await.body, "payment 1");
-    let dropped = catch_unwind(AssertUnwindSafe(|| drop(app)));
-    assert!(dropped.is_ok());
 }

@@ -6,12 +6,12 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use support::{assert_matches, ms, redlock, secs, three_nodes, three_nodes_with};
+use support::{ms, real_runtime, redlock, secs, set_all, three_nodes, three_nodes_with};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
+use tower_redlock::{ExecuteOnce, LockError, LostReason, OnceError, Outcome, Redlock};
 
 use crate::payments::gate_records;
 
@@ -64,12 +64,14 @@ async fn run_executes_once_and_replays_the_result() {
         lines: vec![(2, 9.5), (1, 0.25)],
         note: None,
     };
+    let (began, begun) = mpsc::channel();
     for attempt in 0..3 {
-        let (counter, made) = (counter.clone(), invoice());
+        let (counter, made, began) = (counter.clone(), invoice(), began.clone());
         let once = redlock.once(("invoice", "17"));
         let outcome = once.run(|execution| async move {
             counter.work(Duration::ZERO).await?;
             assert!(execution.is_valid() && execution.fencing_token().is_some());
+            began.send(execution).unwrap();
             Ok::<_, &str>(made)
         });
         let outcome = outcome.await.unwrap();
@@ -77,6 +79,9 @@ async fn run_executes_once_and_replays_the_result() {
         assert_eq!(outcome.into_inner(), invoice());
     }
     assert_eq!(counter.count(), 1);
+    let execution = begun.recv().unwrap();
+    assert!(!execution.is_valid());
+    assert_eq!(execution.lost().await, LostReason::Released);
     assert!(redlock.drain(SECOND).await.is_clean());
 }
 
@@ -148,38 +153,24 @@ async fn dropping_the_future_leaves_the_execution_running_with_its_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_the_future_before_the_grant_executes_nothing() {
-    let (nodes, redlock, counter) = scene();
-    (0..3).for_each(|node| nodes.set(node, Gate::Slow(SECOND / 100)));
-    let never = counter.clone();
-    let call = redlock.once("k").run(move |_| never.work(Duration::ZERO));
-    timeout(SECOND / 200, call).await.unwrap_err();
-    sleep(SECOND).await;
-    assert_eq!((counter.count(), nodes.locks()), (0, vec![0, 0, 0]));
-    let executed = counter.run(redlock.once("k")).await;
-    assert_eq!(executed, Ok(Outcome::Executed(1)));
-}
-
-#[tokio::test(start_paused = true)]
 async fn max_hold_stops_the_work_and_keeps_the_key_until_its_ttl() {
-    // Two node timeouts of 50 ms are the shortest time that work gets.
-    for (max_hold, latest) in [
-        (15 * SECOND, 16 * SECOND),
-        (ms(50), ms(100)),
-        (ms(1), ms(100)),
-        (Duration::ZERO, ms(100)),
+    use Gate::{Failing, Ready};
+    // Two node timeouts of 50 ms are the shortest time that work gets. Also with a lock that ended before.
+    for (max_hold, latest, renewals) in [
+        (15 * SECOND, 16 * SECOND, Ready),
+        (60 * SECOND, 61 * SECOND, Failing),
+        (ms(50), ms(100), Ready),
+        (ms(1), ms(100), Ready),
+        (Duration::ZERO, ms(100), Ready),
     ] {
         for (at_most_once, then) in [
             (false, Ok(Outcome::Executed(1))),
             (true, Err(OnceError::Unknown)),
         ] {
-            let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
-            let once = || {
-                redlock
-                    .once("k")
-                    .at_most_once(at_most_once)
-                    .max_hold(max_hold)
-            };
+            let (nodes, redlock, counter) = scene();
+            set_all(&nodes, OpKind::Confirm, renewals);
+            let once = || redlock.once("k").at_most_once(at_most_once);
+            let once = || once().max_hold(max_hold);
             let slow = counter.clone();
             let stopped = once().run(move |_| slow.work(3_600 * SECOND));
             let stopped = timeout(latest, stopped).await.unwrap();
@@ -272,21 +263,6 @@ async fn wait_goes_on_while_the_result_is_being_recorded() {
     assert_eq!(replayed, Ok(Outcome::Replayed(1)));
 }
 
-#[tokio::test(start_paused = true)]
-async fn no_quorum_and_drain_are_lock_errors() {
-    let (nodes, redlock, counter) = scene();
-    (0..2).for_each(|node| nodes.set(node, Gate::Down));
-    let unavailable = counter.run(redlock.once("k")).await;
-    assert_matches!(
-        unavailable,
-        Err(OnceError::Lock(LockError::Unavailable { .. }))
-    );
-    redlock.drain(SECOND).await;
-    let closed = counter.run(redlock.once("k")).await;
-    assert_eq!(closed, Err(OnceError::Lock(LockError::Closed)));
-    assert_eq!(counter.count(), 0);
-}
-
 /// The limits of JSON, as the documentation of `run` names them.
 #[tokio::test(start_paused = true)]
 async fn result_that_json_cannot_tell_apart_is_replayed_as_documented() {
@@ -323,7 +299,7 @@ fn outcome_of_a_caller_whose_runtime_ends_is_recorded_by_the_home() {
     let redlock = Redlock::builder().scripted(&nodes);
     let redlock = redlock.runtime(home.handle().clone()).build().unwrap();
     let (resume, resumed) = mpsc::channel();
-    let callers = Builder::new_current_thread().enable_all().build().unwrap();
+    let callers = real_runtime();
     callers.block_on(async {
         let (done, is_done) = oneshot::channel();
         let handle = home.handle().clone();

@@ -19,9 +19,7 @@ use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{
-    BufferBodyLayer, ExecutionHandle, LockHandle, LockKey, LostReason, OnLost, Redlock,
-};
+use tower_redlock::{BufferBodyLayer, ExecutionHandle, LockHandle, LockKey, OnLost, Redlock};
 
 use crate::payments::{cloneable, counts_ended, gate_records, pay, per_account, rebuilt, request};
 
@@ -46,16 +44,19 @@ async fn execution_renews_its_lock_until_it_ends() {
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
+/// Of two layers with one lock, one that aborts is enough.
 #[tokio::test(start_paused = true)]
 async fn outer_lock_lost_stops_the_execution_unless_on_lost_is_notify() {
-    for (on_lost, executions) in [(OnLost::Abort, 0), (OnLost::Notify, 1)] {
+    use OnLost::{Abort, Notify};
+    for (layers, executions) in [(&[Abort][..], 0), (&[Notify], 1), (&[Abort, Notify], 0)] {
         for leaves in [false, true] {
             let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
             let executed = Executed::default();
-            let outer = per_account(&redlock(&accounts)).on_lost(on_lost);
-            let app = counts_ended(&executed)
-                .layer(once(&redlock(&records)))
-                .layer(outer);
+            let locks = redlock(&accounts);
+            let app = counts_ended(&executed).layer(once(&redlock(&records)));
+            let app = layers.iter().fold(app, |app, on_lost| {
+                app.layer(per_account(&locks).on_lost(*on_lost))
+            });
             let slow = "/payments?account=1&ms=20000";
             let payer = app.clone();
             let paying = tokio::spawn(async move { pay(&payer, slow, "a").await });
@@ -65,7 +66,7 @@ async fn outer_lock_lost_stops_the_execution_unless_on_lost_is_notify() {
             }
             (0..3).for_each(|node| accounts.wipe(node));
             sleep(secs(30)).await;
-            let what = format!("{on_lost:?}, the client leaves: {leaves}");
+            let what = format!("{layers:?}, the client leaves: {leaves}");
             assert_eq!(executed.count(), executions, "{what}");
             if !leaves {
                 let code = if executions == 0 { "lock-lost" } else { "" };
@@ -91,19 +92,9 @@ async fn record_at_one_node(nodes: &ScriptedNodes, app: &Router, executed: &Exec
 }
 
 #[tokio::test(start_paused = true)]
-async fn record_found_with_the_grant_is_replayed() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = counts_ended(&executed).layer(once(&redlock(&nodes)));
-    record_at_one_node(&nodes, &app, &executed).await;
-    let again = pay(&app, "/payments", "a").await;
-    assert!(again.is_replayed(), "{again:?}");
-    assert_eq!((executed.count(), nodes.locks()), (1, vec![0, 0, 0]));
-}
-
-#[tokio::test(start_paused = true)]
 async fn record_found_while_the_service_becomes_ready_is_replayed() {
-    // The record comes in late, or only when the node is asked once more.
-    for late in [Gate::Slow(ms(20)), Gate::Never] {
+    // The record comes with the grant, late, or only when the node is asked once more.
+    for late in [Gate::Ready, Gate::Slow(ms(20)), Gate::Never] {
         let (executed, (nodes, redlock)) = (Executed::default(), three_nodes());
         let app = counts_ended(&executed).layer(once(&redlock));
         record_at_one_node(&nodes, &app, &executed).await;
@@ -342,22 +333,4 @@ impl<R> Service<R> for ReadyTimes {
     fn call(&mut self, _: R) -> Self::Future {
         ready(Err("called"))
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn execution_handle_reports_released_once_the_response_is_recorded() {
-    let nodes = ScriptedNodes::new(3);
-    let (seen, mut handles) = tokio::sync::mpsc::unbounded_channel();
-    let pay_on = post(
-        async move |Extension(execution): Extension<ExecutionHandle>| {
-            seen.send(execution).unwrap();
-            "paid"
-        },
-    );
-    let app = Router::new().route("/payments", pay_on);
-    let app = app.layer(once(&redlock(&nodes)));
-    assert_eq!(pay(&app, "/payments", "a").await.body, "paid");
-    let execution = handles.recv().await.unwrap();
-    assert!(!execution.is_valid());
-    assert_eq!(execution.lost().await, LostReason::Released);
 }

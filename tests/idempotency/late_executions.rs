@@ -55,38 +55,37 @@ async fn lock_lost_before_the_execution_begins_leaves_no_key() {
     }
 }
 
-/// A lease task that dies while its execution runs leaves the lock to its ttl, and that is told.
+/// A lease task that dies while its execution runs, or under its guard, leaves the lock to its ttl, and that is told.
 #[tokio::test(start_paused = true)]
-async fn drain_reports_the_lock_of_a_lease_task_that_panicked_in_an_execution() {
-    let (nodes, redlock) = three_nodes();
-    let pay = Router::new().route("/payments", post(async || sleep(secs(5)).await));
-    let pay = pay.layer(once(&redlock));
-    let executing = tokio::spawn(pay.oneshot(request("/payments", "a")));
-    sleep(secs(1)).await;
-    nodes.set_for(1, OpKind::Confirm, Gate::Panic);
-    executing.await.unwrap().unwrap();
-    assert_eq!(nodes.locks(), [1, 1, 1]);
-    let drained = redlock.drain(secs(1)).await;
-    assert!(!drained.is_clean(), "{drained:?}");
-    assert_eq!(drained.unconfirmed.len(), 3, "{drained:?}");
-    sleep(secs(20)).await;
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-    assert!(redlock.drain(secs(1)).await.is_clean());
-}
-
-#[tokio::test(start_paused = true)]
-async fn drain_reports_the_lock_of_a_lease_task_that_panicked_under_its_guard() {
-    let (nodes, redlock) = three_nodes();
-    let guard = redlock.lock("k").await.unwrap();
-    nodes.set_for(1, OpKind::Confirm, Gate::Panic);
-    sleep(secs(5)).await;
-    assert!(!guard.is_valid());
-    assert_eq!(nodes.locks(), [1, 1, 1]);
-    let drained = redlock.drain(secs(1)).await;
-    assert_eq!(drained.unconfirmed.len(), 3, "{drained:?}");
-    drop(guard);
-    sleep(secs(20)).await;
-    assert!(redlock.drain(secs(1)).await.is_clean());
+async fn drain_reports_the_lock_of_a_lease_task_that_panicked() {
+    for executes in [true, false] {
+        let (nodes, redlock) = three_nodes();
+        let service = redlock.clone();
+        let holding = tokio::spawn(async move {
+            if executes {
+                let work = async |_| {
+                    sleep(secs(5)).await;
+                    Ok::<_, ()>(1)
+                };
+                service.once("k").run(work).await.unwrap_err();
+            } else {
+                let guard = service.lock("k").await.unwrap();
+                sleep(secs(10)).await;
+                assert!(!guard.is_valid());
+            }
+        });
+        sleep(secs(1)).await;
+        nodes.set_for(1, OpKind::Confirm, Gate::Panic);
+        sleep(secs(5)).await;
+        assert_eq!(nodes.locks(), [1, 1, 1]);
+        let drained = redlock.drain(secs(1)).await;
+        assert!(!drained.is_clean(), "{drained:?}");
+        assert_eq!(drained.unconfirmed.len(), 3, "{drained:?}");
+        sleep(secs(20)).await;
+        holding.await.unwrap();
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+        assert!(redlock.drain(secs(1)).await.is_clean());
+    }
 }
 
 /// At each kind of request, before, in and after an execution: what is left ends by its ttl, the key is

@@ -16,8 +16,8 @@ use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    IdempotencyLayer, Locked, LockedRejection, OnLost, OnUnavailable, Redlock, RedlockLayer,
-    Rejection, RequestKind, key,
+    IdempotencyLayer, Locked, LockedRejection, LostReason, OnLost, OnUnavailable, Redlock,
+    RedlockLayer, Rejection, RequestKind, key,
 };
 
 use crate::payments::{Account, counts_begun, counts_ended, pay, per_account, rebuilt, request};
@@ -35,54 +35,48 @@ fn calling(executed: &Executed, within: &Router, key: &'static str) -> Router {
     Router::new().route("/payments", post(pay))
 }
 
+/// By a lock, or by an idempotency layer, which stops the first one, and refuses the second.
 #[tokio::test(start_paused = true)]
-async fn handler_whose_nested_call_is_refused_is_recorded() {
+async fn handler_whose_nested_call_is_refused_or_stopped_is_recorded() {
     for at_most_once in [false, true] {
         let redlock = redlock(&ScriptedNodes::new(3));
-        let other = redlock.lock(("account", "1")).await.unwrap();
-        let executed = Executed::default();
-        let within = counts_begun(&Executed::default()).layer(per_account(&redlock));
-        let app = calling(&executed, &within, "inner");
-        let app = app.layer(once(&redlock).at_most_once(at_most_once));
-        let first = pay(&app, "/payments", "a").await;
-        assert_eq!(first.body, "payment 1, then 423");
-        let again = pay(&app, "/payments", "a").await;
-        assert!(again.is_replayed(), "{again:?}");
-        assert_eq!((again.body, executed.count()), (first.body, 1));
-        drop(other);
+        let _other = redlock.lock(("account", "1")).await.unwrap();
+        let locked = counts_begun(&Executed::default()).layer(per_account(&redlock));
+        let stopped = once(&redlock).max_hold(ms(500)).ttl(ms(200)).unwrap();
+        let stopped = counts_begun(&Executed::default()).layer(stopped);
+        for (key, within, refusal) in [
+            ("refused", &locked, 423),
+            ("stopped", &stopped, 503),
+            ("in-progress", &stopped, 409),
+        ] {
+            let executed = Executed::default();
+            let app = calling(&executed, within, "inner");
+            let app = app.layer(once(&redlock).at_most_once(at_most_once));
+            let first = pay(&app, "/payments", key).await;
+            assert_eq!(first.text(), format!("payment 1, then {refusal}"));
+            let again = pay(&app, "/payments", key).await;
+            assert!(again.is_replayed(), "{again:?}");
+            assert_eq!((again.body, executed.count()), (first.body, 1));
+        }
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn handler_whose_nested_idempotent_call_is_refused_or_stopped_is_recorded() {
-    let redlock = redlock(&ScriptedNodes::new(3));
-    let stopped = once(&redlock).max_hold(ms(500)).ttl(ms(200)).unwrap();
-    let (executed, inner) = (Executed::default(), Executed::default());
-    let within = counts_begun(&inner).layer(stopped);
-    let app = calling(&executed, &within, "inner");
-    let app = app.layer(once(&redlock).at_most_once(true));
-    for key in ["stopped", "contended-or-unknown"] {
-        let first = pay(&app, "/payments", key).await;
-        assert_eq!(first.status, StatusCode::OK);
-        assert!(pay(&app, "/payments", key).await.is_replayed(), "{key}");
-    }
-    assert_eq!(executed.count(), 2);
-}
-
-/// One inner layer skips the request, and the other one finds no key in it.
+/// An inner layer skips the request, one finds no key in it, and one proceeds without a lock.
 #[tokio::test(start_paused = true)]
 async fn execution_that_inner_layers_pass_on_is_recorded() {
     let redlock = redlock(&ScriptedNodes::new(3));
-    let skipped = per_account(&redlock).skip(|_| true);
-    let keyless = once(&redlock).header(HeaderName::from_static("x-other-key"));
-    for inner in [0, 1] {
+    let down = ScriptedNodes::new(3);
+    (0..3).for_each(|node| down.set(node, Gate::Failing));
+    let without = per_account(&self::redlock(&down)).on_unavailable(OnUnavailable::Proceed);
+    for inner in [0, 1, 2] {
         let executed = Executed::default();
         let handler = counts_begun(&executed);
         let passed_on = match inner {
-            0 => handler.layer(skipped.clone()),
-            _ => handler.layer(keyless.clone()),
+            0 => handler.layer(per_account(&redlock).skip(|_| true)),
+            1 => handler.layer(once(&redlock).header(HeaderName::from_static("x-other-key"))),
+            _ => handler.layer(without.clone()),
         };
-        let app = passed_on.layer(once(&redlock));
+        let app = passed_on.layer(once(&redlock).at_most_once(true));
         let (path, key) = ("/payments?account=1&ms=1", inner.to_string());
         assert_eq!(pay(&app, path, &key).await.status, StatusCode::OK);
         assert!(pay(&app, path, &key).await.is_replayed(), "{inner}");
@@ -365,43 +359,6 @@ async fn inner_refusal_of_a_copied_request_is_outcome_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_unavailable_proceed_still_executes_once() {
-    let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
-    let executed = Executed::default();
-    let layer = || per_account(&redlock(&accounts)).on_unavailable(OnUnavailable::Proceed);
-    set_all(&accounts, OpKind::Acquire, Gate::Failing);
-    let once = || once(&redlock(&records)).at_most_once(true);
-    let inside = counts_begun(&executed).layer(layer()).layer(once());
-    let outside = counts_begun(&executed).layer(once()).layer(layer());
-    for (number, app) in [inside, outside].iter().enumerate() {
-        let key = format!("k{number}");
-        let first = pay(app, "/payments?account=1", &key).await;
-        assert_eq!(first.status, StatusCode::OK);
-        assert_eq!(executed.count(), number + 1);
-        assert!(pay(app, "/payments?account=1", &key).await.is_replayed());
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn lock_lost_under_two_layers_stops_the_execution_if_one_of_them_aborts() {
-    let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
-    let executed = Executed::default();
-    let accounts_lock = redlock(&accounts);
-    let notifying = per_account(&accounts_lock).on_lost(OnLost::Notify);
-    let app = counts_ended(&executed)
-        .layer(once(&redlock(&records)).at_most_once(true))
-        .layer(per_account(&accounts_lock))
-        .layer(notifying);
-    let (first, ()) = tokio::join!(pay(&app, "/payments?account=1&ms=20000", "a"), async {
-        sleep(secs(1)).await;
-        (0..3).for_each(|node| accounts.wipe(node));
-    });
-    assert_eq!(first.code(), "lock-lost");
-    sleep(secs(60)).await;
-    assert_eq!(executed.count(), 0);
-}
-
-#[tokio::test(start_paused = true)]
 async fn lock_lost_while_an_inner_layer_waits_frees_the_key() {
     let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
     let (redlock, records) = (redlock(&accounts), redlock(&records));
@@ -430,7 +387,9 @@ async fn execution_that_an_inner_layer_stops_leaves_the_outer_key_locked() {
         .layer(once(&redlock(&inner)).max_hold(secs(2)))
         .layer(once(&redlock(&outer)));
     let stopped = pay(&app, "/payments?ms=20000", "a").await;
-    assert_eq!(stopped.code(), "lock-lost");
+    assert_eq!(stopped.told(), (503, "lock-lost"));
+    let reason = Some(Rejection::Lost(LostReason::MaxHold));
+    assert_eq!(stopped.rejection, reason);
     sleep(secs(1)).await;
     assert_eq!(outer.locks(), [1, 1, 1]);
 }

@@ -9,7 +9,7 @@ use axum::body::Bytes;
 use axum::extract::Path;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::Response;
-use axum::routing::{any, post};
+use axum::routing::post;
 use futures_util::stream;
 use http::HeaderMap;
 use http_body::{Frame, SizeHint};
@@ -18,7 +18,7 @@ use support::{Answer, Executed, keyed_request, once, redlock, users};
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{IdempotencyLayer, key};
 
-use crate::payments::{pay, sized};
+use crate::payments::{answering, pay, sized};
 
 #[tokio::test(start_paused = true)]
 async fn idempotency_key_executes_once_for_all_encodings_of_a_path() {
@@ -182,30 +182,25 @@ async fn idempotency_methods_with_get_include_head() {
 }
 
 /// Answers with so many bytes of headers and of trailers.
-fn answering(executed: &Executed, headers: usize, trailers: usize) -> Router {
-    let executed = executed.clone();
-    let pay = async move || {
-        executed.one_more();
-        let value = |size| HeaderValue::from_bytes(&vec![b'x'; size]).unwrap();
-        let mut last = HeaderMap::new();
-        if trailers > 0 {
-            last.insert("x-last", value(trailers));
-        }
-        let data = Frame::data(Bytes::from_static(b"paid"));
-        let frames = [data, Frame::trailers(last)].map(Ok::<_, Infallible>);
-        // At most four bytes.
-        let mut hint = SizeHint::new();
-        hint.set_upper(4);
-        let body = StreamBody::new(stream::iter(frames));
-        let mut response = Response::new(sized(body, hint));
-        // Each of them is small.
-        for number in 0..headers / 1024 {
-            let name = HeaderName::try_from(format!("x-{number}")).unwrap();
-            response.headers_mut().insert(name, value(1024));
-        }
-        response
-    };
-    Router::new().route("/users/{name}", any(pay))
+fn oversized(headers: usize, trailers: usize) -> Response {
+    let value = |size| HeaderValue::from_bytes(&vec![b'x'; size]).unwrap();
+    let mut last = HeaderMap::new();
+    if trailers > 0 {
+        last.insert("x-last", value(trailers));
+    }
+    let data = Frame::data(Bytes::from_static(b"paid"));
+    let frames = [data, Frame::trailers(last)].map(Ok::<_, Infallible>);
+    // At most four bytes.
+    let mut hint = SizeHint::new();
+    hint.set_upper(4);
+    let body = StreamBody::new(stream::iter(frames));
+    let mut response = Response::new(sized(body, hint));
+    // Each of them is small.
+    for number in 0..headers / 1024 {
+        let name = HeaderName::try_from(format!("x-{number}")).unwrap();
+        response.headers_mut().insert(name, value(1024));
+    }
+    response
 }
 
 #[tokio::test(start_paused = true)]
@@ -221,12 +216,11 @@ async fn response_with_oversized_headers_or_trailers_is_not_recorded() {
         (2 * KIB * KIB, 0, false),
     ] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let app = answering(&executed, headers, trailers)
-            .layer(once(&redlock(&nodes)).max_response_body(16));
-        let pay = async || Answer::to(&app, keyed_request(Method::POST, "/users/bob", b"k")).await;
-        let first = pay().await;
+        let app = answering(&executed, move || oversized(headers, trailers));
+        let app = app.layer(once(&redlock(&nodes)).max_response_body(16));
+        let first = pay(&app, "/payments", "k").await;
         assert_eq!((first.told(), &*first.text()), ((200, ""), "paid"));
-        let again = pay().await;
+        let again = pay(&app, "/payments", "k").await;
         let expected = if is_kept { "" } else { "result-not-kept" };
         assert_eq!(again.code(), expected, "{headers} {trailers}");
         assert_eq!(executed.count(), 1, "{headers} {trailers}");

@@ -102,41 +102,6 @@ async fn inner_retry_that_fails_after_a_lost_lock_leaves_the_key_locked_until_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_between_two_layers_executes_again_and_is_recorded() {
-    for (at_most_once, executions) in [(false, 2), (true, 1)] {
-        let (executed, (_nodes, redlock)) = (Executed::default(), three_nodes());
-        let counted = executed.clone();
-        let handler = service_fn(move |_| {
-            let number = counted.one_more();
-            let mut response = Response::new(format!("payment {number}"));
-            if number == 1 {
-                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            }
-            ready(Ok::<_, Infallible>(response))
-        });
-        let stack = ServiceBuilder::new()
-            .layer(per_account(&redlock))
-            .layer(RetryLayer::new(Again::at_once(1)))
-            .layer(once(&redlock).at_most_once(at_most_once))
-            .service(handler);
-        let call = || async {
-            let request = cloneable("/payments?account=1", "a");
-            let Ok(response) = stack.clone().oneshot(request).await;
-            let replayed = response.headers().contains_key("idempotency-replayed");
-            (response.status().as_u16(), replayed)
-        };
-        let first = call().await;
-        let second = call().await;
-        assert_eq!(executed.count(), executions);
-        if at_most_once {
-            assert_eq!([first, second], [(409, false); 2]);
-        } else {
-            assert_eq!([first, second], [(200, false), (200, true)]);
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn inner_retry_that_is_refused_after_an_execution_counts_as_executed() {
     let (executed, (_nodes, redlock)) = (Executed::default(), three_nodes());
     let (counted, locks) = (executed.clone(), redlock.clone());
