@@ -71,6 +71,17 @@ macro_rules! into_responses {
     )+};
 }
 
+/// Defines setters, each with its documentation: name, argument, the field that it sets, and the value.
+macro_rules! setters {
+    ($($(#[$attribute:meta])+ $setter:ident($($argument:ident: $type:ty)?) => $($field:ident).+ = $value:expr;)+) => {$(
+        $(#[$attribute])+
+        pub fn $setter(mut self $(, $argument: $type)?) -> Self {
+            self.$($field).+ = $value;
+            self
+        }
+    )+};
+}
+
 /// Defines the setter of the ttl of a layer, and others, each with its documentation: name, argument, the field of `config`
 /// that it sets, and the value.
 macro_rules! layer_setters {

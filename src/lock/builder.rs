@@ -70,21 +70,134 @@ impl Redlock {
     }
 }
 
-/// Defines the setter of each setting.
-macro_rules! setters {
-    ($($(#[$doc:meta])+ $name:ident: $type:ty $(as $optional:ty)? = $default:expr;)+) => {
+/// Defines setters, each with its documentation: name, argument, the field that it sets, and the value.
+macro_rules! builder_setters {
+    ($($(#[$attribute:meta])+ $setter:ident($argument:ident: $type:ty) => $($field:ident).+ = $value:expr;)+) => {
         impl RedlockBuilder {$(
-            $(#[$doc])+
-            pub fn $name(mut self, $name: $type) -> Self {
-                self.settings.$name = $name.into();
-                self.is_set(stringify!($name));
+            $(#[$attribute])+
+            pub fn $setter(mut self, $argument: $type) -> Self {
+                self.$($field).+ = $value;
+                // The program chose it, whatever the environment said.
+                self.variables.retain(|variable| *variable != stringify!($setter));
                 self
             }
         )+}
     };
 }
 
-settings!(setters);
+/// Defines the setter of each setting that is data.
+macro_rules! data_setters {
+    ($($(#[$doc:meta])+ $name:ident: $type:ty $(as $optional:ty)? = $default:expr;)+) => {
+        builder_setters! { $($(#[$doc])+ $name($name: $type) => settings.$name = $name.into();)+ }
+    };
+}
+
+settings!(data_setters);
+
+builder_setters! {
+    /// Remembers what happens to the last 1,000 leases. Default: off.
+    #[cfg(feature = "test-util")]
+    traces(traces: &Traces) => settings.traces = Some(traces.clone());
+
+    /// Sets the groups that this service moves to, while processes that know only the present groups may run, and
+    /// processes that know only these.
+    ///
+    /// A key whose group changes is locked in both groups, first in the present one and then in the other: its locks
+    /// exclude those of all other processes. Keys whose group stays the same are locked as before. A group that stays has
+    /// the same name and the same nodes in both: host, port and database, or the path of the socket and the database. (The
+    /// nodes of a [`pool`](Self::pool) cannot be compared: of a group with pools, only their number is checked.)
+    ///
+    /// 1. At first, all processes have the present groups.
+    /// 2. Restart all of them with `moving_to`, in any order.
+    /// 3. When the last process without it has ended, wait for the longest of the times below. Then restart all processes
+    ///    with only the new groups, in any order.
+    ///
+    /// | so that | wait for |
+    /// |---|---|
+    /// | a key has one holder | `max_ttl`, or the longest [`hold_at_least`](crate::LockRequest::hold_at_least) if that is longer; `max_hold` + `max_ttl` if an old process goes on with another `Redlock` |
+    /// | tokens rise, whatever the clocks of clients show | [`fence_retention`](Self::fence_retention) |
+    /// | outcomes of [executions](Redlock::once) are found | their retention, 24 h by default |
+    ///
+    /// [Scaling out](crate::guide::scaling_out#changing-the-groups) has what each step guarantees, the reasons for these
+    /// times, and the way back.
+    ///
+    /// ```
+    /// use tower_redlock::Redlock;
+    ///
+    /// let present = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
+    /// let added = ["redis://10.0.1.1", "redis://10.0.1.2", "redis://10.0.1.3"];
+    /// let redlock = Redlock::builder().urls(present).moving_to([present, added]).build()?;
+    /// # Ok::<(), tower_redlock::BuildError>(())
+    /// ```
+    moving_to(groups: impl IntoIterator<Item = impl Into<NodeGroup>>) =>
+        moving_to = Some(groups.into_iter().map(Into::into).collect());
+
+    /// Sets the prefix of all keys on the nodes. Default: `redlock`.
+    ///
+    /// Clients exclude each other if they have the same namespace. In the empty namespace, a lock has exactly the
+    /// name of its key, as with other Redlock clients.
+    namespace(namespace: impl Into<String>) => namespace = Some(namespace.into());
+
+    /// Sets the label by which refused callers and operators know this process, such as `host/pid`; see
+    /// [`Holder`](crate::Holder). Default: none.
+    ///
+    /// It is stored on the nodes, in the value of each lock, and costs no further command. It has 64 bytes at most, and no
+    /// control characters. Responses do not show it unless a layer is told to
+    /// [`expose_holder`](crate::RedlockLayer::expose_holder).
+    holder(holder: impl Into<String>) => settings.holder = Some(holder.into().into());
+
+    /// Sets the delays between attempts while another process holds the lock and no majority of the nodes
+    /// would publish its release. Default: random, growing from 10 ms to 250 ms.
+    retry(retry: Retry) => settings.retry = retry;
+
+    /// Sets the provider that is asked for the credentials of each new connection, for passwords that change while the service
+    /// runs, and for tokens. Default: the credentials in the URLs.
+    ///
+    /// It replaces the passwords in all URLs, and their users if it names one. A connection that is open stays open, whatever
+    /// happens to the password that it logged in with. To change a password without a pause, add the new one to the
+    /// servers, then let the provider return it, and remove the old one at last; see [operating the
+    /// nodes](crate::guide::operating_the_nodes#changing-passwords). A [`pool`](Self::pool) logs in itself.
+    ///
+    /// Each connection waits for its credentials for at most [`connect_timeout`](Self::connect_timeout), in addition to the time
+    /// that the server takes.
+    ///
+    /// ```
+    /// use tower_redlock::{Credentials, Redlock};
+    ///
+    /// let redlock = Redlock::builder()
+    ///     .urls(["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"])
+    ///     .credentials(Credentials::from_file("/run/secrets/redis/password").username("locker"))
+    ///     .build()?;
+    /// # Ok::<(), tower_redlock::BuildError>(())
+    /// ```
+    #[cfg(feature = "redis")]
+    credentials(provider: impl CredentialsProvider) => credentials = Some(AnyProvider::new(provider));
+
+    /// Sets the tokio runtime in which the connections and the leases live. Default: the runtime in which
+    /// [`build`](Self::build) is called, or else that of the first lock.
+    ///
+    /// It needs tokio's I/O and time ([`enable_all`](tokio::runtime::Builder::enable_all)). Callers may use any
+    /// runtime, but a lock is acquired, renewed and released only while this one runs. A
+    /// current-thread runtime runs only within `block_on`; while it rests, callers elsewhere get
+    /// [`LockError::Unavailable`](crate::LockError::Unavailable), whose failures name this setting. A runtime on a
+    /// thread of its own renews locks also while a handler blocks the program's own threads; see [blocking and
+    /// synchronous programs](crate::guide::waiting_and_losing#blocking-and-synchronous-programs).
+    ///
+    /// When the runtime has ended, the next use makes its own runtime the new home of both. Locks that were held until
+    /// then are lost.
+    ///
+    /// ```
+    /// use tower_redlock::Redlock;
+    ///
+    /// let background = tokio::runtime::Builder::new_multi_thread()
+    ///     .worker_threads(1)
+    ///     .enable_all()
+    ///     .build()?;
+    /// let redlock = Redlock::builder().embedded(3).runtime(background.handle().clone()).build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    runtime(runtime: Handle) => runtime = Some(runtime);
+}
 
 node_setters!(RedlockBuilder, nodes.sources);
 
@@ -93,13 +206,6 @@ impl RedlockBuilder {
     #[cfg(feature = "unstable-protocol")]
     pub fn simulated(self, count: usize, network: Arc<dyn crate::node::sim::SimNetwork>) -> Self {
         self.with_source(Source::Simulated(0..count, network))
-    }
-
-    /// Remembers what happens to the last 1,000 leases. Default: off.
-    #[cfg(feature = "test-util")]
-    pub fn traces(mut self, traces: &Traces) -> Self {
-        self.settings.traces = Some(traces.clone());
-        self
     }
 
     /// Adds a group of Redis servers by their URLs; see [scaling out](crate::guide::scaling_out).
@@ -144,125 +250,6 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets the groups that this service moves to, while processes that know only the present groups may run, and
-    /// processes that know only these.
-    ///
-    /// A key whose group changes is locked in both groups, first in the present one and then in the other: its locks
-    /// exclude those of all other processes. Keys whose group stays the same are locked as before. A group that stays has
-    /// the same name and the same nodes in both: host, port and database, or the path of the socket and the database. (The
-    /// nodes of a [`pool`](Self::pool) cannot be compared: of a group with pools, only their number is checked.)
-    ///
-    /// 1. At first, all processes have the present groups.
-    /// 2. Restart all of them with `moving_to`, in any order.
-    /// 3. When the last process without it has ended, wait for the longest of the times below. Then restart all processes
-    ///    with only the new groups, in any order.
-    ///
-    /// | so that | wait for |
-    /// |---|---|
-    /// | a key has one holder | `max_ttl`, or the longest [`hold_at_least`](crate::LockRequest::hold_at_least) if that is longer; `max_hold` + `max_ttl` if an old process goes on with another `Redlock` |
-    /// | tokens rise, whatever the clocks of clients show | [`fence_retention`](Self::fence_retention) |
-    /// | outcomes of [executions](Redlock::once) are found | their retention, 24 h by default |
-    ///
-    /// [Scaling out](crate::guide::scaling_out#changing-the-groups) has what each step guarantees, the reasons for these
-    /// times, and the way back.
-    ///
-    /// ```
-    /// use tower_redlock::Redlock;
-    ///
-    /// let present = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
-    /// let added = ["redis://10.0.1.1", "redis://10.0.1.2", "redis://10.0.1.3"];
-    /// let redlock = Redlock::builder().urls(present).moving_to([present, added]).build()?;
-    /// # Ok::<(), tower_redlock::BuildError>(())
-    /// ```
-    pub fn moving_to(mut self, groups: impl IntoIterator<Item = impl Into<NodeGroup>>) -> Self {
-        self.moving_to = Some(groups.into_iter().map(Into::into).collect());
-        self.is_set("moving_to");
-        self
-    }
-
-    /// Sets the prefix of all keys on the nodes. Default: `redlock`.
-    ///
-    /// Clients exclude each other if they have the same namespace. In the empty namespace, a lock has exactly the
-    /// name of its key, as with other Redlock clients.
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = Some(namespace.into());
-        self.is_set("namespace");
-        self
-    }
-
-    /// Sets the label by which refused callers and operators know this process, such as `host/pid`; see
-    /// [`Holder`](crate::Holder). Default: none.
-    ///
-    /// It is stored on the nodes, in the value of each lock, and costs no further command. It has 64 bytes at most, and no
-    /// control characters. Responses do not show it unless a layer is told to
-    /// [`expose_holder`](crate::RedlockLayer::expose_holder).
-    pub fn holder(mut self, holder: impl Into<String>) -> Self {
-        self.settings.holder = Some(holder.into().into());
-        self.is_set("holder");
-        self
-    }
-
-    /// Sets the delays between attempts while another process holds the lock and no majority of the nodes
-    /// would publish its release. Default: random, growing from 10 ms to 250 ms.
-    pub fn retry(mut self, retry: Retry) -> Self {
-        self.settings.retry = retry;
-        self
-    }
-
-    /// Sets the provider that is asked for the credentials of each new connection, for passwords that change while the service
-    /// runs, and for tokens. Default: the credentials in the URLs.
-    ///
-    /// It replaces the passwords in all URLs, and their users if it names one. A connection that is open stays open, whatever
-    /// happens to the password that it logged in with. To change a password without a pause, add the new one to the
-    /// servers, then let the provider return it, and remove the old one at last; see [operating the
-    /// nodes](crate::guide::operating_the_nodes#changing-passwords). A [`pool`](Self::pool) logs in itself.
-    ///
-    /// Each connection waits for its credentials for at most [`connect_timeout`](Self::connect_timeout), in addition to the time
-    /// that the server takes.
-    ///
-    /// ```
-    /// use tower_redlock::{Credentials, Redlock};
-    ///
-    /// let redlock = Redlock::builder()
-    ///     .urls(["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"])
-    ///     .credentials(Credentials::from_file("/run/secrets/redis/password").username("locker"))
-    ///     .build()?;
-    /// # Ok::<(), tower_redlock::BuildError>(())
-    /// ```
-    #[cfg(feature = "redis")]
-    pub fn credentials(mut self, provider: impl CredentialsProvider) -> Self {
-        self.credentials = Some(AnyProvider::new(provider));
-        self
-    }
-
-    /// Sets the tokio runtime in which the connections and the leases live. Default: the runtime in which
-    /// [`build`](Self::build) is called, or else that of the first lock.
-    ///
-    /// It needs tokio's I/O and time ([`enable_all`](tokio::runtime::Builder::enable_all)). Callers may use any
-    /// runtime, but a lock is acquired, renewed and released only while this one runs. A
-    /// current-thread runtime runs only within `block_on`; while it rests, callers elsewhere get
-    /// [`LockError::Unavailable`](crate::LockError::Unavailable), whose failures name this setting. A runtime on a
-    /// thread of its own renews locks also while a handler blocks the program's own threads; see [blocking and
-    /// synchronous programs](crate::guide::waiting_and_losing#blocking-and-synchronous-programs).
-    ///
-    /// When the runtime has ended, the next use makes its own runtime the new home of both. Locks that were held until
-    /// then are lost.
-    ///
-    /// ```
-    /// use tower_redlock::Redlock;
-    ///
-    /// let background = tokio::runtime::Builder::new_multi_thread()
-    ///     .worker_threads(1)
-    ///     .enable_all()
-    ///     .build()?;
-    /// let redlock = Redlock::builder().embedded(3).runtime(background.handle().clone()).build()?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn runtime(mut self, runtime: Handle) -> Self {
-        self.runtime = Some(runtime);
-        self
-    }
-
     /// Checks the settings and creates the lock service.
     ///
     /// Does not connect, so a server that is down is no error.
@@ -275,11 +262,6 @@ impl RedlockBuilder {
     pub fn build(self) -> Result<Redlock, BuildError> {
         let built = self.build_unnamed();
         built.map_err(|error| error.name_variable(&self.variables))
-    }
-
-    /// Notes that the program chose a setting, whatever the environment said.
-    fn is_set(&mut self, setting: &str) {
-        self.variables.retain(|variable| *variable != setting);
     }
 
     /// Builds it, with errors that name settings and no variables.

@@ -64,18 +64,14 @@ impl Lead {
         }
     }
 
-    /// Sets how long the lock lives on the nodes without renewal, and so how soon another process leads after this
-    /// one has died. Default: the builder's ttl.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options = self.options.ttl(ttl);
-        self
-    }
+    setters! {
+        /// Sets how long the lock lives on the nodes without renewal, and so how soon another process leads after this
+        /// one has died. Default: the builder's ttl.
+        ttl(ttl: Duration) => options.ttl = Some(ttl);
 
-    /// Sets the name of the kind of resource in spans and metrics. Default: as for
-    /// [`LockRequest::label`](crate::LockRequest::label).
-    pub fn label(mut self, label: &'static str) -> Self {
-        self.options = self.options.label(label);
-        self
+        /// Sets the name of the kind of resource in spans and metrics. Default: as for
+        /// [`LockRequest::label`](crate::LockRequest::label).
+        label(label: &'static str) => options.label = Some(label);
     }
 }
 

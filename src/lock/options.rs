@@ -27,50 +27,35 @@ pub struct LockOptions {
     pub(crate) hold_at_least: Option<Duration>,
 }
 
-/// Implements the setters of a type with [`LockOptions`], which its `options_mut()` returns.
+/// Implements the setters of a type with [`LockOptions`] in this field, or of the options themselves.
 macro_rules! option_setters {
     ($type:ident $(.$options:ident)?, ttl: $ttl:literal, wait: $wait:literal, max_hold: $max_hold:literal) => {
-        impl $type {
+        impl $type { setters! {
             /// Sets how long the lock lives on the nodes without renewal.
             #[doc = $ttl]
-            pub fn ttl(mut self, ttl: Duration) -> Self {
-                self$(.$options)?.ttl = Some(ttl);
-                self
-            }
+            ttl(ttl: Duration) => $($options.)?ttl = Some(ttl);
 
             /// Sets how long to wait while another caller holds the lock.
             #[doc = $wait]
-            pub fn wait(mut self, wait: Duration) -> Self {
-                self$(.$options)?.wait = Some(wait);
-                self
-            }
+            wait(wait: Duration) => $($options.)?wait = Some(wait);
 
             /// Sets for how long the lock is renewed.
             #[doc = $max_hold]
-            pub fn max_hold(mut self, max_hold: Duration) -> Self {
-                self$(.$options)?.max_hold = Some(max_hold);
-                self
-            }
+            max_hold(max_hold: Duration) => $($options.)?max_hold = Some(max_hold);
 
             /// Sets the name of the kind of resource in spans and metrics. Do not make it of a key: keys come from
             /// clients, and each label is a time series of its own. Default: the word that the key begins
             /// with, as in `("account", id)`; see [`LockKey`](crate::LockKey#the-kind-of-resource). Otherwise `unnamed`,
             /// and always so in a [`LockResource`](crate::LockResource).
-            pub fn label(mut self, label: &'static str) -> Self {
-                self$(.$options)?.label = Some(label);
-                self
-            }
+            label(label: &'static str) => $($options.)?label = Some(label);
 
             /// Sets a note that callers see who are refused because of this lock, such as a route or a trace id; see
             /// [`Holder`](crate::Holder). Default: none.
             ///
             /// It is stored on the nodes, in the value of the lock. At most 64 bytes are kept, and control characters
             /// become spaces.
-            pub fn note(mut self, note: impl AsRef<str>) -> Self {
-                self$(.$options)?.note = Some($crate::protocol::shown(note.as_ref()));
-                self
-            }
-        }
+            note(note: impl AsRef<str>) => $($options.)?note = Some($crate::protocol::shown(note.as_ref()));
+        }}
     };
 }
 
@@ -79,7 +64,7 @@ pub(crate) use option_setters;
 /// Implements the setters of the kind of lock, for a type with [`LockOptions`] as above.
 macro_rules! kind_setters {
     ($type:ident $(.$options:ident)?) => {
-        impl $type {
+        impl $type { setters! {
             /// Shares the lock with other callers that do the same: any number of readers hold a key together, or one
             /// caller alone. Default: one caller alone.
             ///
@@ -103,10 +88,7 @@ macro_rules! kind_setters {
             /// # Ok(())
             /// # }
             /// ```
-            pub fn shared(mut self) -> Self {
-                self$(.$options)?.access = Some(Access::Shared);
-                self
-            }
+            shared() => $($options.)?access = Some(Access::Shared);
 
             /// Lets up to `n` callers hold the key at a time, each with a slot of its own. `n` is between 1 and 64.
             /// Default: one caller, without slots.
@@ -136,10 +118,7 @@ macro_rules! kind_setters {
             /// ```
             ///
             /// [`LockGuard::slot`]: crate::LockGuard::slot
-            pub fn slots(mut self, n: usize) -> Self {
-                self$(.$options)?.access = Some(Access::Slot(n));
-                self
-            }
+            slots(n: usize) => $($options.)?access = Some(Access::Slot(n));
 
             /// Keeps the key taken for at least this long from the grant on, even if the lock is released earlier.
             /// Default: a released key is free at once.
@@ -179,11 +158,8 @@ macro_rules! kind_setters {
             /// # Ok(())
             /// # }
             /// ```
-            pub fn hold_at_least(mut self, least: Duration) -> Self {
-                self$(.$options)?.hold_at_least = Some(least);
-                self
-            }
-        }
+            hold_at_least(least: Duration) => $($options.)?hold_at_least = Some(least);
+        }}
     };
 }
 

@@ -126,24 +126,20 @@ node timeouts, the work is stopped, because two executions must not run at once,
 );
 
 impl ExecuteOnce {
-    /// Sets the payload by which two calls with one key are the same request. Default: empty, so that all calls with
-    /// one key are.
-    ///
-    /// A call with another payload gets [`OnceError::OtherRequest`](crate::OnceError::OtherRequest). The record
-    /// contains the SHA-256 digest of the payload only.
-    pub fn fingerprint(mut self, payload: impl AsRef<[u8]>) -> Self {
-        self.fingerprint = Fingerprint::from_digest(sha256(payload.as_ref()));
-        self
-    }
+    setters! {
+        /// Sets the payload by which two calls with one key are the same request. Default: empty, so that all calls with
+        /// one key are.
+        ///
+        /// A call with another payload gets [`OnceError::OtherRequest`](crate::OnceError::OtherRequest). The record
+        /// contains the SHA-256 digest of the payload only.
+        fingerprint(payload: impl AsRef<[u8]>) => fingerprint = Fingerprint::from_digest(sha256(payload.as_ref()));
 
-    /// Sets whether work that may have been executed is never executed again. Default: false.
-    ///
-    /// Then a call after an execution that ended without a record, by a crash, a panic or an error of the work,
-    /// gets [`OnceError::Unknown`](crate::OnceError::Unknown) for a day, as long as a majority of the nodes
-    /// remembers that an execution began. This needs the setting in every call with the key.
-    pub fn at_most_once(mut self, at_most_once: bool) -> Self {
-        self.at_most_once = at_most_once;
-        self
+        /// Sets whether work that may have been executed is never executed again. Default: false.
+        ///
+        /// Then a call after an execution that ended without a record, by a crash, a panic or an error of the work,
+        /// gets [`OnceError::Unknown`](crate::OnceError::Unknown) for a day, as long as a majority of the nodes
+        /// remembers that an execution began. This needs the setting in every call with the key.
+        at_most_once(at_most_once: bool) => at_most_once = at_most_once;
     }
 
     /// Acquires the right to execute the work.

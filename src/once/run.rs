@@ -44,23 +44,19 @@ impl<T> Outcome<T> {
 }
 
 impl ExecuteOnce {
-    /// Sets how long the result is kept, between a millisecond and 100 years of 365 days. Default: 24 h.
-    ///
-    /// A value out of that range is replaced by the nearest one in it, with a warning in the log.
-    pub fn retention(mut self, retention: Duration) -> Self {
-        self.retention = bound("`Redlock::once`", "retention", retention, RETENTION);
-        self
-    }
+    setters! {
+        /// Sets how long the result is kept, between a millisecond and 100 years of 365 days. Default: 24 h.
+        ///
+        /// A value out of that range is replaced by the nearest one in it, with a warning in the log.
+        retention(retention: Duration) => retention = bound("`Redlock::once`", "retention", retention, RETENTION);
 
-    /// Sets the largest result that is kept, in bytes of JSON: at most 1 MiB. Default: 64 KiB.
-    ///
-    /// Of a larger result it is recorded only that there was one, with a warning in the log: later calls get
-    /// [`OnceError::NotKept`].
-    ///
-    /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
-    pub fn max_result(mut self, bytes: usize) -> Self {
-        self.max_result = bound("`Redlock::once`", "max_result", bytes, 0..=MAX_BODY);
-        self
+        /// Sets the largest result that is kept, in bytes of JSON: at most 1 MiB. Default: 64 KiB.
+        ///
+        /// Of a larger result it is recorded only that there was one, with a warning in the log: later calls get
+        /// [`OnceError::NotKept`].
+        ///
+        /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
+        max_result(bytes: usize) => max_result = bound("`Redlock::once`", "max_result", bytes, 0..=MAX_BODY);
     }
 
     /// Executes `work`, or returns the result that an earlier call with the key recorded.
