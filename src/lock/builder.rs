@@ -275,6 +275,7 @@ impl RedlockBuilder {
         }
         let settings = Arc::new(settings.checked()?);
         let nodes = NodeSettings {
+            settings: Arc::clone(&settings),
             home: Arc::new(Home::new(self.runtime.clone())),
             #[cfg(feature = "redis")]
             timeouts: Timeouts {
@@ -293,7 +294,7 @@ impl RedlockBuilder {
             },
         };
         let next = self.moving_to.as_deref();
-        let layout = layout(&self.nodes, &self.groups, next, &nodes, &settings)?;
+        let layout = layout(&self.nodes, &self.groups, next, &nodes)?;
         Ok(Redlock::new(settings, layout))
     }
 }

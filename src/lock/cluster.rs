@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::lock::settings::Settings;
 use crate::node::{Home, Job, Node, NodeFailure, Packet, ReleaseSubscription, VoteReceiver};
-use crate::protocol::Quorum;
 use crate::protocol::message::Reply;
+use crate::protocol::{NodeSet, Quorum};
 
 /// The nodes of a group, their names, and the settings of the lock service.
 #[derive(Debug)]
@@ -82,31 +82,27 @@ impl Cluster {
         votes.next_phase();
         let asked = Instant::now();
         let mut found = vec![None; self.nodes.len()];
-        let (mut due, mut silent) = (asked, Vec::new());
+        let (mut due, mut silent) = (asked, NodeSet::default());
         for (number, packet) in requests {
             let node = &self.nodes[number];
             due = due.max(asked + self.settings.node_timeout + node.extra_patience());
-            silent.push(number);
+            silent.insert(number);
             node.submit(Job::new(packet, votes.sender(number), asked));
         }
-        while !silent.is_empty() {
-            let Some(vote) = votes.recv_until(due).await else {
-                break;
-            };
-            found[vote.node] = Some(Asked {
-                outcome: vote.outcome,
-                latency: asked.elapsed(),
-            });
-            silent.retain(|node| *node != vote.node);
+        while !silent.is_empty()
+            && let Some(vote) = votes.recv_until(due).await
+        {
+            silent.remove(vote.node);
+            let (outcome, latency) = (vote.outcome, asked.elapsed());
+            found[vote.node] = Some(Asked { outcome, latency });
         }
         let latency = asked.elapsed();
         let is_idle = !silent.is_empty() && self.home.is_idle().await;
-        for node in silent {
-            let failure = match is_idle {
+        for node in silent.iter() {
+            let outcome = Err(match is_idle {
                 true => self.not_run(node),
                 false => self.timed_out(node, latency),
-            };
-            let outcome = Err(failure);
+            });
             found[node] = Some(Asked { outcome, latency });
         }
         found
@@ -121,13 +117,11 @@ impl Cluster {
         for _ in 0..2 {
             // At first, a connection of the former home may not have noticed yet that it has ended.
             let asked = self.ask_all(Packet::ping()).await;
-            let is_over = |asked: &Asked| {
-                !matches!(
-                    asked.outcome,
-                    Err(NodeFailure::TimedOut { .. } | NodeFailure::Disconnected { .. })
-                )
+            let is_open = |asked: &Asked| match &asked.outcome {
+                Err(NodeFailure::TimedOut { .. } | NodeFailure::Disconnected { .. }) => true,
+                Ok(_) | Err(_) => false,
             };
-            if asked.iter().all(is_over) {
+            if !asked.iter().any(is_open) {
                 return;
             }
         }

@@ -41,11 +41,11 @@ pub(crate) struct Layout {
     next: Option<Placed>,
 }
 
-/// The groups that take part in one layout, by number.
+/// The groups that take part in one layout.
 #[derive(Debug)]
 struct Placed {
     placement: Placement,
-    groups: Vec<usize>,
+    groups: Vec<Arc<Group>>,
 }
 
 /// The keys that are locked in one group.
@@ -56,13 +56,19 @@ pub(crate) struct GroupKeys<'a> {
 }
 
 impl Layout {
-    /// Creates a layout of groups that are known by their names. The current layout has the first `current` groups; the
-    /// next one, if there is one, those with these numbers.
-    pub(crate) fn new(groups: Vec<Arc<Group>>, current: usize, next: Option<Vec<usize>>) -> Self {
+    /// Creates a layout of groups that are known by their names, and that which it moves to, if it does.
+    pub(crate) fn new(current: Vec<Arc<Group>>, next: Option<Vec<Arc<Group>>>) -> Self {
+        let mut groups = current.clone();
+        let added = next.iter().flatten();
+        groups.extend(
+            added
+                .filter(|added| !current.iter().any(|known| Arc::ptr_eq(known, added)))
+                .map(Arc::clone),
+        );
         Self {
-            current: Placed::new(&groups, (0..current).collect()),
-            next: next.map(|next| Placed::new(&groups, next)),
             groups,
+            current: Placed::new(current),
+            next: next.map(Placed::new),
         }
     }
 
@@ -73,12 +79,12 @@ impl Layout {
 
     /// Returns the group of a key.
     pub(crate) fn group_of(&self, key: &LockKey) -> &Arc<Group> {
-        self.current.group_of(&self.groups, key)
+        self.current.group_of(key)
     }
 
     /// Returns the group that a key moves to, if it moves.
     pub(crate) fn next_group_of(&self, key: &LockKey) -> Option<&Arc<Group>> {
-        let next = self.next.as_ref()?.group_of(&self.groups, key);
+        let next = self.next.as_ref()?.group_of(key);
         (!Arc::ptr_eq(next, self.group_of(key))).then_some(next)
     }
 
@@ -151,16 +157,16 @@ impl GroupKeys<'_> {
 }
 
 impl Placed {
-    fn new(all: &[Arc<Group>], groups: Vec<usize>) -> Self {
-        let names = groups.iter().map(|group| Arc::clone(&all[*group].name));
+    fn new(groups: Vec<Arc<Group>>) -> Self {
+        let names = groups.iter().map(|group| Arc::clone(&group.name));
         Self {
             placement: Placement::new(names),
             groups,
         }
     }
 
-    fn group_of<'a>(&self, all: &'a [Arc<Group>], key: &LockKey) -> &'a Arc<Group> {
-        &all[self.groups[self.placement.group_of(key)]]
+    fn group_of(&self, key: &LockKey) -> &Arc<Group> {
+        &self.groups[self.placement.group_of(key)]
     }
 }
 

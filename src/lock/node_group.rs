@@ -1,5 +1,6 @@
 //! Groups of nodes as a program describes them, and the layout that is made of them.
 
+use std::collections::BTreeSet;
 use std::fmt;
 #[cfg(feature = "unstable-protocol")]
 use std::ops::Range;
@@ -55,6 +56,7 @@ pub(super) enum Source {
 
 /// What all nodes of a lock service have in common.
 pub(super) struct NodeSettings {
+    pub(super) settings: Arc<Settings>,
     pub(super) home: Arc<Home>,
     #[cfg(feature = "redis")]
     pub(super) timeouts: Timeouts,
@@ -216,7 +218,6 @@ pub(super) fn layout(
     groups: &[NodeGroup],
     moving_to: Option<&[NodeGroup]>,
     nodes: &NodeSettings,
-    settings: &Arc<Settings>,
 ) -> Result<Layout, BuildError> {
     let (present, setting) = match (groups, outside.sources.is_empty()) {
         ([], true) => {
@@ -230,31 +231,48 @@ pub(super) fn layout(
             return Err(BuildError::new("group", "nodes outside of it", remedy));
         }
     };
-    let mut all = with_names(present, setting)?;
-    let (current, mut numbers) = (all.len(), moving_to.map(|_| Vec::new()));
-    if moving_to.is_some_and(<[NodeGroup]>::is_empty) {
+    let present = with_names(present, setting)?;
+    let next = moving_to.map(|groups| with_names(groups, "moving_to"));
+    let next = next.transpose()?;
+    if next.as_ref().is_some_and(Vec::is_empty) {
         let remedy = "there is no group to move to; name the new groups, or leave it out";
         return Err(BuildError::new("moving_to", 0, remedy));
     }
-    for (name, group) in with_names(moving_to.unwrap_or_default(), "moving_to")? {
-        let known = all[..current].iter().position(|(other, _)| *other == name);
-        if known.is_some_and(|known| all[known].1.identity() != group.identity()) {
-            let remedy = "its nodes are not those that the group of this name has now, by host, port and database; give a group of other servers another name";
-            let value = format!("group {name}");
-            return Err(BuildError::new("moving_to", value, remedy));
-        }
-        numbers
-            .get_or_insert_default()
-            .push(known.unwrap_or(all.len()));
-        if known.is_none() {
-            all.push((name, group));
-        }
-    }
-    let is_told = all.len() > 1;
-    let (mut groups, mut names) = (Vec::with_capacity(all.len()), Vec::new());
-    for (number, (name, group)) in all.into_iter().enumerate() {
-        let is_present = number < current;
-        let setting = if is_present { setting } else { "moving_to" };
+    let all = present.iter().chain(next.iter().flatten());
+    let all: BTreeSet<&str> = all.map(|(name, _)| &**name).collect();
+    let (is_told, mut nodes_so_far) = (all.len() > 1, Vec::new());
+    let mut make =
+        |group: &Named<'_>, setting| nodes.group(group, setting, is_told, &mut nodes_so_far);
+    let made = present.iter().map(|group| make(group, setting));
+    let current = made.collect::<Result<Vec<_>, _>>()?;
+    let next = next.map(|next| {
+        let made = next.iter().map(|added| {
+            let known = present.iter().position(|(name, _)| *name == added.0);
+            let Some(known) = known else {
+                return make(added, "moving_to");
+            };
+            if present[known].1.identity() != added.1.identity() {
+                let remedy = "its nodes are not those that the group of this name has now, by host, port and database; give a group of other servers another name";
+                let value = format!("group {}", added.0);
+                return Err(BuildError::new("moving_to", value, remedy));
+            }
+            Ok(Arc::clone(&current[known]))
+        });
+        made.collect::<Result<Vec<_>, _>>()
+    });
+    Ok(Layout::new(current, next.transpose()?))
+}
+
+impl NodeSettings {
+    /// Makes a group that a setting names, and adds the names of its nodes to those of all groups. Its own name is a label if
+    /// it is told.
+    fn group(
+        &self,
+        (name, group): &Named<'_>,
+        setting: &'static str,
+        is_told: bool,
+        names: &mut Vec<Arc<str>>,
+    ) -> Result<Arc<Group>, BuildError> {
         let count = group.identity().len();
         let quorum = Quorum::new(count).ok_or_else(|| {
             let value = match setting {
@@ -269,23 +287,21 @@ pub(super) fn layout(
             };
             BuildError::new(setting, value, remedy)
         })?;
-        let label = is_told.then(|| Arc::clone(&name));
+        let label = is_told.then(|| Arc::clone(name));
         let peers = Arc::new(Peers::new(quorum, label.as_ref()));
-        let made = group.make(nodes, &peers, &mut names);
+        let made = group.make(self, &peers, names);
         let made = made.map_err(|error| match setting {
             "moving_to" => error.of_setting(setting),
             _ => error,
         })?;
-        let cluster = Cluster::new(made, quorum, settings, &nodes.home);
-        groups.push(Arc::new(Group {
-            name,
+        Ok(Arc::new(Group {
+            name: Arc::clone(name),
             label,
-            cluster,
+            cluster: Cluster::new(made, quorum, &self.settings, &self.home),
             queue: Arc::default(),
             reads: Mutex::default(),
-        }));
+        }))
     }
-    Ok(Layout::new(groups, current, numbers))
 }
 
 impl NodeGroup {
