@@ -11,6 +11,7 @@ use futures_util::future::select;
 use thiserror::Error;
 
 use crate::node::{NodeFailure, whole_seconds};
+pub use crate::protocol::lease::LostReason;
 use crate::protocol::validity::whole_millis;
 use crate::protocol::{Holder, KeyError, validity};
 
@@ -416,27 +417,6 @@ pub(super) fn without_credentials(url: &str) -> String {
         (Some(at), query) => format!("{scheme}***{}", &rest[at..query.unwrap_or(rest.len())]),
         (None, query) => format!("{scheme}{}", &rest[..query.unwrap_or(rest.len())]),
     }
-}
-
-/// The reason for which a lock is no longer held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LostReason {
-    /// A majority of the nodes reported that the key no longer belongs to this holder: it expired early, was
-    /// deleted, or was acquired by another client.
-    Gone,
-    /// The validity ended: a majority of the nodes could not be reached to renew the lock, or renewal
-    /// is off.
-    Expired,
-    /// The lock was renewed for as long as `max_hold` allows.
-    MaxHold,
-    /// The lock was released. Only a handle or a [`Lost`] future that outlives the guards resolves to this.
-    Released,
-    /// The lock was revoked by [`Redlock::revoke`](crate::Redlock::revoke) in this process. A revocation in another
-    /// process is reported as [`Gone`](Self::Gone).
-    Revoked,
-    /// The lease task is gone: the runtime shut down, or the task panicked. The key expires by its ttl.
-    Abandoned,
 }
 
 impl LostReason {

@@ -58,7 +58,9 @@ mod trace;
 pub(crate) use crate::protocol::record::Record as Stored;
 pub use crate::protocol::round::Decided;
 use io::ACQUIRE;
-pub use io::{Access, Awaited, Effect, Event, Input, LeaseRequest, LeaseSpec, Loss, OnceSpec};
+pub use io::{
+    Access, Awaited, Effect, Event, Input, LeaseRequest, LeaseSpec, LostReason, OnceSpec,
+};
 use life::{Acquiring, LifeStage};
 pub use life::{Lease, TICK};
 pub use trace::{LeaseOutput, Trace};
@@ -129,7 +131,7 @@ impl Lease {
                 }
             }
             Input::Extend { ttl, token } => self.on_extend(ttl, token, now),
-            Input::Revoked => self.lose(Loss::Revoked),
+            Input::Revoked => self.lose(LostReason::Revoked),
             Input::StopRenewing => self.stop_renewing(),
             Input::Dropped { publishes, effect } => self.on_dropped(publishes, effect, now),
             Input::Begin => self.on_begin(now),

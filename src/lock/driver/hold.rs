@@ -7,12 +7,11 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::lock::driver::lease::Driver;
-use crate::lock::error::LostReason;
-use crate::lock::error::{ExtendError, ReleaseError};
+use crate::lock::error::{ExtendError, LostReason, ReleaseError};
 use crate::lock::queue::Permit;
 use crate::lock::state::CommandOutcome;
 use crate::protocol::FencingToken;
-use crate::protocol::lease::{Decided, Event, Input, Loss};
+use crate::protocol::lease::{Decided, Event, Input};
 use crate::protocol::round::ReleaseStep;
 
 impl Driver {
@@ -109,8 +108,7 @@ impl Driver {
                 };
                 self.answer(Err(error));
             }
-            Event::Lost(loss) => {
-                let reason = LostReason::from(loss);
+            Event::Lost(reason) => {
                 // Another task has reported a revocation.
                 if self.state.lose(reason).is_none() {
                     self.state.report_loss(reason);
@@ -231,16 +229,5 @@ impl Driver {
         }
         repairer.settle().await;
         found
-    }
-}
-
-impl From<Loss> for LostReason {
-    fn from(loss: Loss) -> Self {
-        match loss {
-            Loss::Expired => Self::Expired,
-            Loss::MaxHold => Self::MaxHold,
-            Loss::Gone => Self::Gone,
-            Loss::Revoked => Self::Revoked,
-        }
     }
 }

@@ -243,7 +243,7 @@ pub enum Event {
         silent: NodeSet,
     },
     /// The lock is lost, although it has holders. So is an extension that they asked for.
-    Lost(Loss),
+    Lost(LostReason),
     /// A majority has confirmed the release, or cannot.
     Released(ReleaseStep),
     /// The execution may begin.
@@ -272,17 +272,25 @@ impl Event {
     }
 }
 
-/// Why a lock was lost.
+/// The reason for which a lock is no longer held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Loss {
-    /// Its validity ended before a majority extended it.
-    Expired,
-    /// It was held for as long as it may be.
-    MaxHold,
-    /// A majority answered that it is gone.
+#[non_exhaustive]
+pub enum LostReason {
+    /// A majority of the nodes reported that the key no longer belongs to this holder: it expired early, was
+    /// deleted, or was acquired by another client.
     Gone,
-    /// It was taken away.
+    /// The validity ended: a majority of the nodes could not be reached to renew the lock, or renewal
+    /// is off.
+    Expired,
+    /// The lock was renewed for as long as `max_hold` allows.
+    MaxHold,
+    /// The lock was released. Only a handle or a [`Lost`](crate::Lost) future that outlives the guards resolves to this.
+    Released,
+    /// The lock was revoked by [`Redlock::revoke`](crate::Redlock::revoke) in this process. A revocation in another
+    /// process is reported as [`Gone`](Self::Gone).
     Revoked,
+    /// The lease task is gone: the runtime shut down, or the task panicked. The key expires by its ttl.
+    Abandoned,
 }
 
 /// How many answers to wait for.

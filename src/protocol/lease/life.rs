@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::protocol::acquire::{AcquireRound, AcquireStep};
-use crate::protocol::lease::io::{ACQUIRE, Effect, Event, LeaseRequest, LeaseSpec, Loss};
+use crate::protocol::lease::io::{ACQUIRE, Effect, Event, LeaseRequest, LeaseSpec, LostReason};
 use crate::protocol::message::{Answer, Op, Reply};
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::record::Record;
@@ -59,7 +59,7 @@ pub(super) enum LifeStage {
 pub(super) struct Holding {
     pub(super) token: Option<u64>,
     pub(super) valid_until: Duration,
-    pub(super) lost: Option<Loss>,
+    pub(super) lost: Option<LostReason>,
     pub(super) delivered_at: Option<Duration>,
     /// When to renew the lock next; `None` if it is not, or no longer, renewed.
     pub(super) renew_at: Option<Duration>,
@@ -291,7 +291,7 @@ impl Lease {
         };
         match step {
             ExtendStep::Wait => {}
-            ExtendStep::Lost => self.lose(Loss::Gone),
+            ExtendStep::Lost => self.lose(LostReason::Gone),
             ExtendStep::Extended => {
                 let lifetime = validity::lifetime(extending.ttl).unwrap_or_default();
                 // A shorter ttl does not take anything back.
@@ -348,14 +348,14 @@ impl Lease {
         if valid_until <= now + TICK {
             let at_max_hold = |end: Duration| end.saturating_add(TICK) <= valid_until;
             self.lose(match self.hold_until(holding).is_some_and(at_max_hold) {
-                true => Loss::MaxHold,
-                false => Loss::Expired,
+                true => LostReason::MaxHold,
+                false => LostReason::Expired,
             });
         }
     }
 
     /// A lost lock is no longer renewed. Its keys are released when the last holder is gone.
-    pub(super) fn lose(&mut self, loss: Loss) {
+    pub(super) fn lose(&mut self, loss: LostReason) {
         if let LifeStage::Holding(holding) = &mut self.stage
             && holding.lost.is_none()
         {

@@ -270,7 +270,7 @@ fn execution_does_not_begin_when_its_lock_is_lost() {
     let mut world = granted();
     world.now = START + TTL;
     world.handle(0, begin());
-    assert_eq!(world.events(), [Event::Lost(Loss::Expired)]);
+    assert_eq!(world.events(), [Event::Lost(LostReason::Expired)]);
     world.handle(0, begin());
     assert_eq!(world.events(), []);
     world.handle(0, dropped(true));

@@ -65,7 +65,7 @@ fn failed_renewal_is_repeated_after_a_tenth_and_the_lock_ends_a_tick_early() {
     world.pass(end - 2 * TICK);
     assert_eq!(world.events(), []);
     world.pass(end - TICK);
-    assert_eq!(world.events(), [Event::Lost(Loss::Expired)]);
+    assert_eq!(world.events(), [Event::Lost(LostReason::Expired)]);
     world.pass(end + TTL);
     assert!(!world.callers[0].lease.is_extending());
 }
@@ -118,7 +118,7 @@ fn lock_that_a_majority_does_not_have_is_gone() {
     world.serve(0, &[0]);
     assert_eq!(world.events(), []);
     world.serve(0, &[1]);
-    assert_eq!(world.events(), [Event::Lost(Loss::Gone)]);
+    assert_eq!(world.events(), [Event::Lost(LostReason::Gone)]);
     let publishes = false;
     world.handle(0, dropped(publishes));
     world.serve(0, &[0, 1]);
@@ -148,7 +148,7 @@ fn longest_hold_ends_the_renewals_and_the_validity() {
         }
     }
     let (at, loss) = lost.unwrap();
-    assert_eq!(loss, Loss::MaxHold);
+    assert_eq!(loss, LostReason::MaxHold);
     assert!(end - 2 * TICK <= at && at <= end + 2 * TICK, "{at:?}");
 }
 
@@ -157,7 +157,7 @@ fn revoked_lock_is_not_renewed_and_its_keys_stay_until_the_holder_is_gone() {
     let mut world = held(spec(7));
     world.handle(0, Input::Revoked);
     world.handle(0, Input::Revoked);
-    assert_eq!(world.events(), [Event::Lost(Loss::Revoked)]);
+    assert_eq!(world.events(), [Event::Lost(LostReason::Revoked)]);
     world.pass(START + TTL / 2);
     assert_eq!(world.asked(0), [0; NODES]);
     let publishes = true;
@@ -170,7 +170,7 @@ fn lock_that_is_renewed_no_longer_lives_to_the_end_of_its_validity() {
     let mut world = held(spec(7));
     world.handle(0, Input::StopRenewing);
     world.pass(START + 2 * TTL);
-    assert_eq!(world.events(), [Event::Lost(Loss::Expired)]);
+    assert_eq!(world.events(), [Event::Lost(LostReason::Expired)]);
     assert_eq!(world.asked(0), [0; NODES]);
 }
 
@@ -191,7 +191,7 @@ fn partial_lock_is_renewed_until_it_is_delivered_and_held_from_then_on() {
     world.handle(0, Input::Delivered { at });
     world.events();
     world.pass(at + TTL);
-    assert_eq!(world.events(), [Event::Lost(Loss::Expired)]);
+    assert_eq!(world.events(), [Event::Lost(LostReason::Expired)]);
     assert_eq!(world.asked(0), [0; NODES]);
 }
 
@@ -298,7 +298,7 @@ fn extension_of_a_lost_lock_is_not_told() {
     let (ttl, token) = (None, None);
     world.handle(0, Input::Extend { ttl, token });
     world.handle(0, Input::Revoked);
-    assert_eq!(world.events(), [Event::Lost(Loss::Revoked)]);
+    assert_eq!(world.events(), [Event::Lost(LostReason::Revoked)]);
     assert!(!world.callers[0].lease.is_extending());
     world.serve(0, &[0, 1, 2]);
     world.handle(0, Input::Extend { ttl, token });
