@@ -179,11 +179,12 @@ macro_rules! read {
                         builder.settings.holder = Some(holder.into());
                     }
                     $((stringify!($name), value) => {
-                        let read = <$type>::from_value(&value);
-                        let read = read.map_err(|form| BuildError::new(name, shown(&value), form))?;
+                        let read = <$type>::from_value(&value).ok_or_else(|| {
+                            BuildError::new(name, shown(&value), <$type>::FORM)
+                        })?;
                         builder.settings.$name = read.into();
                     })+
-                    (_, value) => return Err(BuildError::new(name, shown(&value), TEXT)),
+                    (_, value) => return Err(BuildError::new(name, shown(&value), "use text")),
                 }
                 Ok(())
             }
@@ -220,41 +221,45 @@ fn shown(value: &Value) -> String {
 
 /// The type of a setting that is data.
 trait FromValue: Sized {
-    /// # Errors
-    ///
-    /// Returns what such values look like.
-    fn from_value(value: &Value) -> Result<Self, &'static str>;
+    /// What its values look like.
+    const FORM: &str;
+
+    fn from_value(value: &Value) -> Option<Self>;
 }
 
 impl FromValue for Duration {
-    fn from_value(value: &Value) -> Result<Self, &'static str> {
-        let time = value.as_str().map(humantime::parse_duration);
-        time.and_then(Result::ok).ok_or(TIME)
+    const FORM: &str = "use a number with a unit, such as `500ms`, `10s`, `5m`, `1h` or `7d`";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        humantime::parse_duration(value.as_str()?).ok()
     }
 }
 
 impl FromValue for RestartGuard {
-    fn from_value(value: &Value) -> Result<Self, &'static str> {
-        match value.as_str() {
-            Some("auto") => Ok(Self::Auto),
-            Some("off") => Ok(Self::Off),
-            _ => Duration::from_value(value)
-                .map(Self::For)
-                .map_err(|_| GUARD),
+    const FORM: &str = "use `auto`, `off`, or a time such as `30s`";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        match value.as_str()? {
+            "auto" => Some(Self::Auto),
+            "off" => Some(Self::Off),
+            _ => Duration::from_value(value).map(Self::For),
         }
     }
 }
 
 impl FromValue for bool {
-    fn from_value(value: &Value) -> Result<Self, &'static str> {
-        value.as_bool().ok_or(BOOL)
+    const FORM: &str = "use `true` or `false`";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_bool()
     }
 }
 
 impl FromValue for usize {
-    fn from_value(value: &Value) -> Result<Self, &'static str> {
-        let number = value.as_u64().and_then(|number| number.try_into().ok());
-        number.ok_or(NUMBER)
+    const FORM: &str = "use a whole number";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_u64()?.try_into().ok()
     }
 }
 
@@ -363,11 +368,6 @@ fn parts(text: &str, separator: char) -> Result<Vec<&str>, String> {
 /// What is wrong with a list that has something else than URLs.
 const NO_URLS: &str = "not a list of URLs";
 
-const TIME: &str = "use a number with a unit, such as `500ms`, `10s`, `5m`, `1h` or `7d`";
-const GUARD: &str = "use `auto`, `off`, or a time such as `30s`";
-const BOOL: &str = "use `true` or `false`";
-const TEXT: &str = "use text";
-const NUMBER: &str = "use a whole number";
 const URLS: &str = "list the URLs of all servers, such as `redis://10.0.0.1,redis://10.0.0.2`, with a semicolon between groups, and write a comma or semicolon in a password as `%2C` or `%3B`; or unset it";
 
 #[cfg(test)]

@@ -124,16 +124,16 @@ fn error_names_the_variable_its_value_and_the_remedy() {
     let error = |name, value| read(&[(name, value)]).unwrap_err().to_string();
     assert_eq!(
         error("REDLOCK_TTL", "10"),
-        format!("`REDLOCK_TTL` is 10: {TIME}")
+        format!("`REDLOCK_TTL` is 10: {}", Duration::FORM)
     );
     for time in ["", "s", "-1s", "5 sheep", "18446744073709551615d"] {
         let shown = if time.is_empty() { "empty" } else { time };
-        let expected = format!("`REDLOCK_WAIT` is {shown}: {TIME}");
+        let expected = format!("`REDLOCK_WAIT` is {shown}: {}", Duration::FORM);
         assert_eq!(error("REDLOCK_WAIT", time), expected);
     }
-    assert!(error("REDLOCK_FENCING", "yes").ends_with(BOOL));
-    assert!(error("REDLOCK_RESTART_GUARD", "of").ends_with(GUARD));
-    assert!(error("REDLOCK_MAX_WAITERS", "-1").ends_with(NUMBER));
+    assert!(error("REDLOCK_FENCING", "yes").ends_with(bool::FORM));
+    assert!(error("REDLOCK_RESTART_GUARD", "of").ends_with(RestartGuard::FORM));
+    assert!(error("REDLOCK_MAX_WAITERS", "-1").ends_with(usize::FORM));
     assert!(error("REDLOCK_URLS", " ").starts_with("`REDLOCK_URLS` is empty: "));
     for (urls, part) in [
         (",", "part 1 of 2 between `,`"),
@@ -237,11 +237,11 @@ fn config_is_deserialized_from_the_names_of_the_settings() {
     let error = |json| parse(json).unwrap_err().to_string();
     assert!(error(r#"{"ttll": "5s"}"#).contains("ttll"));
     assert!(error(r#"{"is_from_env": true}"#).contains("is_from_env"));
-    assert!(error(r#"{"ttl": "5"}"#).contains(TIME));
-    assert!(error(r#"{"ttl": 5}"#).contains(TIME));
-    assert!(error(r#"{"restart_guard": false}"#).contains(GUARD));
-    assert!(error(r#"{"fencing": "true"}"#).contains(BOOL));
-    assert!(error(r#"{"max_waiters": -1}"#).contains(NUMBER));
+    assert!(error(r#"{"ttl": "5"}"#).contains(Duration::FORM));
+    assert!(error(r#"{"ttl": 5}"#).contains(Duration::FORM));
+    assert!(error(r#"{"restart_guard": false}"#).contains(RestartGuard::FORM));
+    assert!(error(r#"{"fencing": "true"}"#).contains(bool::FORM));
+    assert!(error(r#"{"max_waiters": -1}"#).contains(usize::FORM));
     assert!(error(r#"{"ttl": "5s", "ttl": "6s"}"#).contains("duplicate"));
     assert_eq!(
         built(parse(r#"{"ttl": null}"#).unwrap()),
