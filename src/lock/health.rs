@@ -65,7 +65,7 @@ pub struct NodeHealth {
     pub latency: Option<Duration>,
 }
 
-/// Whether locks can be acquired, and otherwise why not.
+/// Whether locks can be acquired, and otherwise why not. From the best to the worst; shown in lower case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Readiness {
@@ -83,12 +83,7 @@ pub enum Readiness {
 
 impl fmt::Display for Readiness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ready => "ready",
-            Self::Degraded => "degraded",
-            Self::Quarantined => "quarantined",
-            Self::Down => "down",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 
@@ -107,16 +102,14 @@ impl Health {
     /// enough not to be down.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
-        let is = |readiness| move |group: &GroupHealth| group.readiness() == readiness;
-        let mut groups = self.groups.iter();
-        if groups.clone().all(is(Readiness::Ready)) {
-            Readiness::Ready
-        } else if self.has_quorum() {
-            Readiness::Degraded
-        } else if groups.any(is(Readiness::Quarantined)) {
-            Readiness::Quarantined
-        } else {
-            Readiness::Down
+        let of_groups = || self.groups.iter().map(GroupHealth::readiness);
+        match of_groups().min_by_key(|readiness| *readiness as u8) {
+            Some(Readiness::Ready)
+                if of_groups().any(|readiness| readiness != Readiness::Ready) =>
+            {
+                Readiness::Degraded
+            }
+            best => best.unwrap_or(Readiness::Down),
         }
     }
 
