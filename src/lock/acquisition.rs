@@ -293,7 +293,7 @@ impl LockRequest {
                 locked = self.acquire(group, keys, slots, join, until, span) => locked,
                 () = lost(&guards) => {
                     give_up(guards).await;
-                    return Err(StageError::Again(LockError::contended(None)));
+                    return Err(StageError::Again(LockError::contended(None, None)));
                 }
             };
             match locked {

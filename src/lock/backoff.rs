@@ -59,22 +59,26 @@ pub(crate) struct Backoff {
 /// Error of an attempt, before the caller gets it as a [`LockError`].
 pub(crate) enum AcquireError {
     /// Other callers held too many nodes. Another attempt may succeed.
-    Contended {
-        retry_after: Option<Duration>,
-        /// Whether this attempt got some nodes, so that perhaps no caller has a majority.
-        is_split: bool,
-        /// Whether readers hold the lock at some node.
-        is_shared: bool,
-        /// The free slots of the key, one bit for each.
-        free: u64,
-        holder: Option<Holder>,
-    },
+    Contended(Contention),
     /// What was executed under the key decides; no further attempt is made.
     Decided(Decided),
     /// The acquisition failed; no further attempt is made.
     Failed(LockError),
     /// The caller went away.
     Abandoned,
+}
+
+/// What an attempt has learned of the other callers.
+#[derive(Default)]
+pub(crate) struct Contention {
+    pub(crate) retry_after: Option<Duration>,
+    /// Whether this attempt got some nodes, so that perhaps no caller has a majority.
+    pub(crate) is_split: bool,
+    /// Whether readers hold the lock at some node.
+    pub(crate) is_shared: bool,
+    /// The free slots of the key, one bit for each.
+    pub(crate) free: u64,
+    pub(crate) holder: Option<Holder>,
 }
 
 impl From<LockError> for AcquireError {
@@ -92,16 +96,9 @@ impl AcquireError {
     /// Returns the error that callers behind this one in the queue may get too.
     pub(crate) fn for_others(&self) -> Option<LockError> {
         match self {
-            Self::Contended {
-                retry_after,
-                holder,
-                ..
-            } => Some(LockError::Contended {
-                retry_after: *retry_after,
-                holder: holder.clone(),
-            }),
             Self::Failed(error) => Some(error.clone()),
-            Self::Decided(_) | Self::Abandoned => None,
+            // After a refused attempt, its caller makes another, or fails.
+            Self::Contended(_) | Self::Decided(_) | Self::Abandoned => None,
         }
     }
 }
@@ -156,21 +153,20 @@ impl Backoff {
         attempt_began: Instant,
         refusal: AcquireError,
     ) -> Result<(), AcquireError> {
-        let AcquireError::Contended {
+        let contention = match refusal {
+            AcquireError::Contended(contention) => contention,
+            refusal => return Err(refusal),
+        };
+        let Contention {
             retry_after,
-            is_split,
-            is_shared,
             holder,
             ..
-        } = refusal
-        else {
-            return Err(refusal);
-        };
+        } = contention;
         // At least a tick, the resolution of timers: shorter delays would all be equal, and zero on a paused
         // clock.
         let now = Instant::now();
         self.round_trip = (now - attempt_began).max(TICK);
-        let soon = match is_split {
+        let soon = match contention.is_split {
             true => self.split_delay(spec, wait, attempt_began, now),
             false => {
                 self.splits = None;
@@ -180,11 +176,7 @@ impl Backoff {
         let delay = match soon {
             Some(delay) => delay,
             None if now >= wait.deadline => {
-                return Err(LockError::Contended {
-                    retry_after,
-                    holder,
-                }
-                .into());
+                return Err(LockError::contended(retry_after, holder).into());
             }
             None => {
                 wait.occupy()?;
@@ -195,7 +187,7 @@ impl Backoff {
                 delay
             }
         };
-        if is_shared && now < wait.deadline {
+        if contention.is_shared && now < wait.deadline {
             // Until shortly after the next attempt. Should this process end, readers wait for no longer.
             let patience = delay + spec.cluster.settings.node_timeout;
             let new = || Announcement::new(&spec.cluster, &spec.names);
@@ -281,10 +273,7 @@ impl Backoff {
             biased;
             () = gone => Err(AcquireError::Abandoned),
             () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
-            waited = waiting => waited.map_err(|_| {
-                let retry_after = None;
-                LockError::Contended { retry_after, holder }.into()
-            }),
+            waited = waiting => waited.map_err(|_| LockError::contended(None, holder).into()),
         }
     }
 

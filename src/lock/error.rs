@@ -125,11 +125,11 @@ impl LockError {
         }
     }
 
-    /// Returns the error of a caller that has not heard who holds the lock.
-    pub(crate) fn contended(retry_after: Option<Duration>) -> Self {
+    /// Creates the error of a caller that another one keeps from the lock, with what is known of that one.
+    pub(crate) fn contended(retry_after: Option<Duration>, holder: Option<Holder>) -> Self {
         Self::Contended {
             retry_after,
-            holder: None,
+            holder,
         }
     }
 
@@ -142,19 +142,10 @@ impl LockError {
         elapsed: Duration,
     ) -> Self {
         match error {
-            ExtendError::Unavailable {
-                reached,
-                needed,
-                nodes,
-            } => {
+            ExtendError::Unavailable { needed, nodes, .. } => {
                 let failed = |name: &str| nodes.iter().any(|node| node.node() == name);
                 let voted = names.iter().filter(|name| !failed(name));
-                Self::Unavailable {
-                    reached,
-                    needed,
-                    voted: voted.map(Arc::clone).collect(),
-                    nodes,
-                }
+                Self::without_quorum(needed, voted.map(Arc::clone).collect(), nodes)
             }
             // Its lease ended while the others were acquired.
             _ => Self::Expired { ttl, elapsed },

@@ -143,14 +143,10 @@ impl Group {
                 if refused {
                     let PlaceState {
                         retry_after,
-                        held_by: holder,
+                        held_by,
                         ..
                     } = blocked.unwrap_or(state);
-                    return Err(LockError::Contended {
-                        retry_after,
-                        holder,
-                    }
-                    .into());
+                    return Err(LockError::contended(retry_after, held_by).into());
                 }
             }
             // A caller that waits in any case is not woken for each lock of another one.

@@ -138,7 +138,7 @@ fn order(cluster: &Cluster, head: &Record) -> Vec<usize> {
 
 fn unread(nodes: Vec<NodeFailure>) -> LockError {
     if nodes.is_empty() {
-        return LockError::contended(None);
+        return LockError::contended(None, None);
     }
     // One node with the record would be enough.
     LockError::without_quorum(1, Vec::new(), nodes)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::lock::backoff::AcquireError;
+use crate::lock::backoff::{AcquireError, Contention};
 use crate::lock::cluster::submit_in_drop;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
@@ -144,13 +144,13 @@ impl Driver {
     /// Returns the error of a refused attempt.
     fn refused(&mut self, refusal: Refusal) -> AcquireError {
         if let RefusalKind::Contended { expires_in } = refusal.kind {
-            return AcquireError::Contended {
+            return AcquireError::Contended(Contention {
                 retry_after: expires_in,
                 is_split: refusal.is_split,
                 is_shared: refusal.is_shared,
                 free: refusal.free,
                 holder: refusal.holder,
-            };
+            });
         }
         let mut voted = refusal.voted;
         // What has arrived since, so that the error names every node.

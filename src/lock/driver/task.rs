@@ -30,7 +30,7 @@ use tokio::task;
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
-use crate::lock::backoff::{AcquireError, Backoff};
+use crate::lock::backoff::{AcquireError, Backoff, Contention};
 use crate::lock::cluster::Cluster;
 use crate::lock::driver::lease::Driver;
 use crate::lock::error::LockError;
@@ -232,7 +232,7 @@ impl LockTask {
                 };
                 // Those that the nodes named when they refused this one.
                 let free = match &refusal {
-                    AcquireError::Contended { free, .. } => *free,
+                    AcquireError::Contended(contention) => contention.free,
                     _ => 0,
                 };
                 if moves == MAX_MOVES || !self.take_slot(free) {
@@ -283,13 +283,7 @@ impl LockTask {
         Err(match error {
             // More nodes may answer before the deadline.
             AcquireError::Decided(Decided::Undecided) if began < self.wait.deadline => {
-                AcquireError::Contended {
-                    retry_after: None,
-                    is_split: false,
-                    is_shared: false,
-                    free: 0,
-                    holder: None,
-                }
+                AcquireError::Contended(Contention::default())
             }
             error => error,
         })

@@ -154,7 +154,7 @@ async fn publishes_is_false_for_three_local_waiters_in_a_row() {
 async fn failure_is_that_of_callers_that_want_the_same_and_hear_of_it_in_time() {
     let queue = Arc::new(LocalQueue::default());
     // Closed stands for all errors that are not about the request.
-    let [contended, closed] = [LockError::contended(None), LockError::Closed];
+    let [contended, closed] = [LockError::contended(None, None), LockError::Closed];
     let [mine, others] = [1, 2].map(OnceSpec::of_request);
     let (one, both) = (keys(&["k"]), keys(&["j", "k"]));
     let permit = acquire(&queue, &both).await;
