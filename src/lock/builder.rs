@@ -204,8 +204,13 @@ node_setters!(RedlockBuilder, nodes.sources);
 impl RedlockBuilder {
     /// Adds `count` nodes behind a network that a simulation implements.
     #[cfg(feature = "unstable-protocol")]
-    pub fn simulated(self, count: usize, network: Arc<dyn crate::node::sim::SimNetwork>) -> Self {
-        self.with_source(Source::Simulated(0..count, network))
+    pub fn simulated(
+        mut self,
+        count: usize,
+        network: Arc<dyn crate::node::sim::SimNetwork>,
+    ) -> Self {
+        self.nodes = self.nodes.simulated(0..count, network);
+        self
     }
 
     /// Adds a group of Redis servers by their URLs; see [scaling out](crate::guide::scaling_out).

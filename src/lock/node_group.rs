@@ -39,19 +39,20 @@ pub struct NodeGroup {
     pub(super) sources: Vec<Source>,
 }
 
-/// A source of nodes.
+/// How a node is made.
 #[derive(Clone)]
 pub(super) enum Source {
-    Embedded(usize),
+    Embedded,
     /// A Redis server, and the setting that names it.
     #[cfg(feature = "redis")]
     Server(&'static str, Box<deadpool_redis::Config>),
     #[cfg(feature = "redis")]
     Pool(deadpool_redis::Pool),
     #[cfg(feature = "test-util")]
-    Scripted(crate::node::scripted::ScriptedNodes),
+    Scripted(Arc<crate::node::scripted::ScriptedNode>),
+    /// The node with this number.
     #[cfg(feature = "unstable-protocol")]
-    Simulated(Range<usize>, Arc<dyn crate::node::sim::SimNetwork>),
+    Simulated(usize, Arc<dyn crate::node::sim::SimNetwork>),
 }
 
 /// What all nodes of a lock service have in common.
@@ -83,7 +84,7 @@ macro_rules! node_setters {
             #[cfg(feature = "redis")]
             pub fn url(self, url: impl AsRef<str>) -> Self {
                 let config = deadpool_redis::Config::from_url(url.as_ref());
-                self.with_source(Source::Server("url", Box::new(config)))
+                self.with_sources([Source::Server("url", Box::new(config))])
             }
 
             /// Adds several Redis servers; see [`url`](Self::url).
@@ -108,7 +109,7 @@ macro_rules! node_setters {
             /// ```
             #[cfg(feature = "redis")]
             pub fn pool_config(self, config: deadpool_redis::Config) -> Self {
-                self.with_source(Source::Server("pool_config", Box::new(config)))
+                self.with_sources([Source::Server("pool_config", Box::new(config))])
             }
 
             /// Adds a Redis server by a pool of connections to it, for settings that no URL can express, such as a client
@@ -122,22 +123,22 @@ macro_rules! node_setters {
             /// their locks, for which the address of the server must be known.
             #[cfg(feature = "redis")]
             pub fn pool(self, pool: deadpool_redis::Pool) -> Self {
-                self.with_source(Source::Pool(pool))
+                self.with_sources([Source::Pool(pool)])
             }
 
             /// Adds `count` nodes in the memory of this process.
             pub fn embedded(self, count: usize) -> Self {
-                self.with_source(Source::Embedded(count))
+                self.with_sources(vec![Source::Embedded; count])
             }
 
             /// Adds nodes whose answers a test controls.
             #[cfg(feature = "test-util")]
             pub fn scripted(self, nodes: &crate::node::scripted::ScriptedNodes) -> Self {
-                self.with_source(Source::Scripted(nodes.clone()))
+                self.with_sources(nodes.nodes.iter().cloned().map(Source::Scripted))
             }
 
-            fn with_source(mut self, source: Source) -> Self {
-                self.$($sources).+.push(source);
+            fn with_sources(mut self, sources: impl IntoIterator<Item = Source>) -> Self {
+                self.$($sources).+.extend(sources);
                 self
             }
         }
@@ -167,7 +168,8 @@ impl NodeGroup {
         nodes: Range<usize>,
         network: Arc<dyn crate::node::sim::SimNetwork>,
     ) -> Self {
-        self.with_source(Source::Simulated(nodes, network))
+        let simulated = move |number| Source::Simulated(number, Arc::clone(&network));
+        self.with_sources(nodes.map(simulated))
     }
 
     /// Returns the URLs that it was given.
@@ -181,7 +183,7 @@ impl NodeGroup {
 
     /// Returns what tells its nodes from those of other groups, in any order.
     fn identity(&self) -> Vec<String> {
-        let mut nodes: Vec<String> = self.sources.iter().flat_map(Source::identity).collect();
+        let mut nodes: Vec<String> = self.sources.iter().map(Source::identity).collect();
         nodes.sort_unstable();
         nodes
     }
@@ -273,7 +275,7 @@ impl NodeSettings {
         is_told: bool,
         names: &mut Vec<Arc<str>>,
     ) -> Result<Arc<Group>, BuildError> {
-        let count = group.identity().len();
+        let count = group.sources.len();
         let quorum = Quorum::new(count).ok_or_else(|| {
             let value = match setting {
                 "nodes" => count.to_string(),
@@ -289,11 +291,16 @@ impl NodeSettings {
         })?;
         let label = is_told.then(|| Arc::clone(name));
         let peers = Arc::new(Peers::new(quorum, label.as_ref()));
-        let made = group.make(self, &peers, names);
-        let made = made.map_err(|error| match setting {
-            "moving_to" => error.of_setting(setting),
-            _ => error,
-        })?;
+        let mut made = Vec::with_capacity(count);
+        for source in &group.sources {
+            let node = self.node(source, &peers, names);
+            let node = node.map_err(|error| match setting {
+                "moving_to" => error.of_setting(setting),
+                _ => error,
+            })?;
+            names.push(Arc::clone(node.name()));
+            made.push(node);
+        }
         Ok(Arc::new(Group {
             name: Arc::clone(name),
             label,
@@ -302,69 +309,52 @@ impl NodeSettings {
             reads: Mutex::default(),
         }))
     }
-}
 
-impl NodeGroup {
-    /// Makes the nodes, and adds their names to those of all groups.
+    /// Makes a node behind those with these names.
     #[cfg_attr(
         not(feature = "redis"),
-        expect(unused_variables, reason = "other nodes have no settings")
+        expect(
+            unused_variables,
+            clippy::unused_self,
+            reason = "other nodes have no settings"
+        )
     )]
-    fn make(
+    fn node(
         &self,
-        settings: &NodeSettings,
+        source: &Source,
         peers: &Arc<Peers>,
-        names: &mut Vec<Arc<str>>,
-    ) -> Result<Vec<Arc<dyn Node>>, BuildError> {
-        let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
-        for source in &self.sources {
-            let made = nodes.len();
-            match source {
-                Source::Embedded(count) => {
-                    for number in names.len()..names.len() + count {
-                        nodes.push(Arc::new(EmbeddedNode::new(number)));
-                    }
-                }
-                #[cfg(feature = "test-util")]
-                Source::Scripted(scripted) => {
-                    for node in scripted.nodes.iter() {
-                        nodes.push(Arc::new(crate::node::scripted::ScriptedLane::to(node)));
-                    }
-                }
-                #[cfg(feature = "unstable-protocol")]
-                Source::Simulated(numbers, network) => {
-                    for number in numbers.clone() {
-                        let network = Arc::clone(network);
-                        nodes.push(Arc::new(crate::node::sim::SimNode::new(number, network)));
-                    }
-                }
-                #[cfg(feature = "redis")]
-                Source::Server(setting, config) => {
-                    let endpoint = endpoint(setting, config, settings.login.as_ref())?;
-                    if names.contains(&endpoint.name) {
-                        let remedy = "it is listed twice; list it once, because a majority must be of independent servers, \
-                                      and a group that stays keeps its name";
-                        return Err(BuildError::new(setting, &endpoint.name, remedy));
-                    }
-                    nodes.push(settings.redis_node(endpoint, peers));
-                }
-                // It has no address, and is numbered.
-                #[cfg(feature = "redis")]
-                Source::Pool(pool) => {
-                    let name = format!("pool-{}", names.len());
-                    let endpoint = Endpoint::from_pool(&name, pool.clone());
-                    let endpoint = endpoint.map_err(|why| BuildError::new("pool", name, why))?;
-                    nodes.push(settings.redis_node(endpoint, peers));
-                }
+        names: &[Arc<str>],
+    ) -> Result<Arc<dyn Node>, BuildError> {
+        Ok(match source {
+            Source::Embedded => Arc::new(EmbeddedNode::new(names.len())),
+            #[cfg(feature = "test-util")]
+            Source::Scripted(node) => Arc::new(crate::node::scripted::ScriptedLane::to(node)),
+            #[cfg(feature = "unstable-protocol")]
+            Source::Simulated(number, network) => {
+                Arc::new(crate::node::sim::SimNode::new(*number, Arc::clone(network)))
             }
-            names.extend(nodes[made..].iter().map(|node| Arc::clone(node.name())));
-        }
-        Ok(nodes)
+            #[cfg(feature = "redis")]
+            Source::Server(setting, config) => {
+                let endpoint = endpoint(setting, config, self.login.as_ref())?;
+                if names.contains(&endpoint.name) {
+                    let remedy = "it is listed twice; list it once, because a majority must be of independent servers, \
+                                  and a group that stays keeps its name";
+                    return Err(BuildError::new(setting, &endpoint.name, remedy));
+                }
+                self.redis_node(endpoint, peers)
+            }
+            // It has no address, and is numbered.
+            #[cfg(feature = "redis")]
+            Source::Pool(pool) => {
+                let name = format!("pool-{}", names.len());
+                let endpoint = Endpoint::from_pool(&name, pool.clone());
+                let endpoint = endpoint.map_err(|why| BuildError::new("pool", name, why))?;
+                self.redis_node(endpoint, peers)
+            }
+        })
     }
-}
 
-#[cfg(feature = "redis")]
-impl NodeSettings {
+    #[cfg(feature = "redis")]
     fn redis_node(&self, endpoint: Endpoint, peers: &Arc<Peers>) -> Arc<dyn Node> {
         let (guard, home) = (Arc::clone(&self.guard), &self.home);
         let server = RedisServer::new(endpoint, self.timeouts, guard, home, peers);
@@ -387,25 +377,22 @@ fn endpoint(
 }
 
 impl Source {
-    /// Returns one entry for each node, which is equal for the same node.
-    fn identity(&self) -> Vec<String> {
+    /// Returns what is equal for the same node.
+    fn identity(&self) -> String {
         match self {
-            Self::Embedded(count) => vec!["embedded".into(); *count],
+            Self::Embedded => "embedded".into(),
             #[cfg(feature = "redis")]
-            Self::Server(setting, config) => vec![match endpoint(setting, config, None) {
+            Self::Server(setting, config) => match endpoint(setting, config, None) {
                 Ok(endpoint) => endpoint.identity(),
                 // It is refused when its node is made.
                 Err(error) => error.to_string(),
-            }],
+            },
             #[cfg(feature = "redis")]
-            Self::Pool(_) => vec!["pool".into()],
+            Self::Pool(_) => "pool".into(),
             #[cfg(feature = "test-util")]
-            Self::Scripted(nodes) => {
-                let addresses = nodes.nodes.iter().map(Arc::as_ptr);
-                addresses.map(|at| format!("{at:p}")).collect()
-            }
+            Self::Scripted(node) => format!("{:p}", Arc::as_ptr(node)),
             #[cfg(feature = "unstable-protocol")]
-            Self::Simulated(numbers, _) => numbers.clone().map(|i| format!("sim-{i}")).collect(),
+            Self::Simulated(number, _) => format!("sim-{number}"),
         }
     }
 }
@@ -413,6 +400,6 @@ impl Source {
 /// Shows no credentials, which URLs and pools have.
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.identity()).finish()
+        f.write_str(&self.identity())
     }
 }
