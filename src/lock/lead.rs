@@ -3,9 +3,11 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::Fuse;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::lock::acquisition::LockRequest;
@@ -14,6 +16,7 @@ use crate::lock::guard::LockGuard;
 use crate::lock::layout::Core;
 use crate::lock::options::LockOptions;
 use crate::lock::registry::DrainStage;
+use crate::lock::rest::Left;
 use crate::lock::span::label_of;
 use crate::node::random_u64;
 use crate::protocol::{FencingToken, LockKeys, retry};
@@ -42,11 +45,9 @@ pub struct Lead {
     options: LockOptions,
     /// `None` once it runs.
     campaign: Option<Box<dyn FnOnce(LockOptions) -> Running + Send>>,
-    running: Option<Running>,
+    /// Terminated before that.
+    running: Fuse<Running>,
 }
-
-/// One term as a leader of a resource. Logs its end, also if the future is dropped or the work panics.
-struct Term(&'static str);
 
 impl Lead {
     pub(crate) fn new<F, W>(core: Arc<Core>, keys: LockKeys, work: F) -> Self
@@ -60,7 +61,7 @@ impl Lead {
                 .wait(Duration::MAX)
                 .max_hold(Duration::MAX),
             campaign: Some(Box::new(campaign)),
-            running: None,
+            running: Fuse::terminated(),
         }
     }
 
@@ -80,25 +81,13 @@ impl Future for Lead {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(campaign) = self.campaign.take() {
-            self.running = Some(campaign(self.options.clone()));
+            self.running = campaign(self.options.clone()).fuse();
         }
-        let Some(running) = &mut self.running else {
-            // Polled again after its end.
-            return Poll::Pending;
-        };
-        let outcome = ready!(running.as_mut().poll(context));
-        self.running = None;
-        Poll::Ready(outcome)
+        Pin::new(&mut self.running).poll(context)
     }
 }
 
 opaque_debug! { Lead [options = options] }
-
-impl Drop for Term {
-    fn drop(&mut self) {
-        tracing::info!(resource = self.0, "redlock leadership lost");
-    }
-}
 
 /// A shorter term counts as a failure for the pause behind it: work that fails at once would begin many times a second.
 const SHORT_TERM: Duration = Duration::from_secs(1);
@@ -127,13 +116,13 @@ where
         match request.await {
             Ok(guard) => {
                 failures = 0;
-                let term = Term(label_of(options.label, &keys));
+                let resource = label_of(options.label, &keys);
                 let fencing_token = guard.fencing_token().map(FencingToken::as_u64);
-                tracing::info!(
-                    resource = term.0,
-                    fencing_token,
-                    "redlock leadership gained"
-                );
+                tracing::info!(resource, fencing_token, "redlock leadership gained");
+                // Also if this future is dropped, or the work panics.
+                let term = Left(Some(resource), |resource| {
+                    tracing::info!(resource, "redlock leadership lost");
+                });
                 let began = Instant::now();
                 lead(&core, guard, &work).await;
                 drop(term);

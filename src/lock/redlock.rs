@@ -14,7 +14,7 @@ use crate::lock::layout::{Core, Layout};
 use crate::lock::lead::Lead;
 use crate::lock::options::LockOptions;
 use crate::lock::queue::WaiterCap;
-use crate::lock::registry::{DrainStage, Drained, HeldLock, Registry};
+use crate::lock::registry::{DrainStage, Drained, HeldLock};
 use crate::lock::settings::Settings;
 use crate::node::telemetry;
 use crate::protocol::{LockKey, LockKeys};
@@ -238,7 +238,7 @@ impl Redlock {
             cap: settings.max_waiters.map(WaiterCap::new),
             settings,
             layout,
-            registry: Registry::new(),
+            registry: Arc::default(),
         }))
     }
 

@@ -19,14 +19,14 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::lock::rest::Rest;
+use crate::lock::rest::{Left, Rest};
 use crate::node::{Home, Mutex, VoteReceiver};
 use crate::protocol::message::Answer;
 use crate::protocol::round::ReleaseRound;
 use crate::protocol::{FencingToken, Holder, LockKeys};
 
 /// The running lease tasks, and the stage of the shutdown.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Registry {
     leases: Mutex<Leases>,
     /// Each running task has a receiver.
@@ -147,8 +147,9 @@ impl UnsettledRelease {
 }
 
 /// The stages of a shutdown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) enum DrainStage {
+    #[default]
     Open,
     /// No new locks; held locks are renewed.
     Draining,
@@ -226,16 +227,6 @@ impl Drained {
 }
 
 impl Registry {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            leases: Mutex::default(),
-            running: watch::Sender::default(),
-            sooner: Arc::default(),
-            stage: watch::Sender::new(DrainStage::Open),
-            has_warned: AtomicBool::new(false),
-        })
-    }
-
     /// Returns the stage of the shutdown.
     pub(crate) fn stage(&self) -> DrainStage {
         *self.stage.borrow()
@@ -350,15 +341,48 @@ impl Registry {
         drop(leases);
         match looks_at {
             Some(_) => self.sooner.notify_one(),
-            None => {
-                let keeper = Keeper {
-                    registry: Arc::downgrade(self),
-                    sooner: Arc::clone(&self.sooner),
-                    is_over: false,
-                };
-                home.spawn(keeper.keep());
-            }
+            None => home.spawn(self.keeper()),
         }
+    }
+
+    /// Returns the keeper, which wakes each lock when something is due for it, until no lock rests.
+    fn keeper(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
+        // Before it is polled: the runtime may end at once, and with it the tasks of all locks, also of those that rest.
+        let mut registry = Left(Some(Arc::downgrade(self)), |registry: Weak<Self>| {
+            if let Some(registry) = registry.upgrade() {
+                registry.drop_rests();
+            }
+        });
+        let sooner = Arc::clone(&self.sooner);
+        async move {
+            let wake_due = |registry: &Weak<Self>| registry.upgrade()?.wake_due();
+            while let Some(next) = registry.0.as_ref().and_then(wake_due) {
+                tokio::select! {
+                    biased;
+                    () = sooner.notified() => {}
+                    () = sleep_until(next) => {}
+                }
+            }
+            drop(registry.0.take());
+        }
+    }
+
+    /// Wakes the locks for which something is due, and returns when it is for the next one.
+    fn wake_due(&self) -> Option<Instant> {
+        let mut leases = self.leases.lock();
+        let (due, next) = leases.due(Instant::now() + SLACK);
+        leases.looks_at = next;
+        drop(leases);
+        due.iter().for_each(|lock| lock.wake());
+        next
+    }
+
+    fn drop_rests(&self) {
+        let mut leases = self.leases.lock();
+        leases.looks_at = None;
+        let held: Vec<_> = leases.held().map(|held| Arc::clone(&held.lock)).collect();
+        drop(leases);
+        held.iter().for_each(|lock| drop(lock.take_rest()));
     }
 
     fn advance(&self, stage: DrainStage) {
@@ -373,53 +397,6 @@ impl Registry {
 impl Drop for Registry {
     fn drop(&mut self) {
         self.sooner.notify_one();
-    }
-}
-
-/// Wakes locks that rest.
-struct Keeper {
-    registry: Weak<Registry>,
-    sooner: Arc<Notify>,
-    /// Whether no lock rests any more.
-    is_over: bool,
-}
-
-impl Keeper {
-    /// Wakes each lock when something is due for it, until no lock rests.
-    async fn keep(mut self) {
-        while let Some(next) = self.wake_due() {
-            tokio::select! {
-                biased;
-                () = self.sooner.notified() => {}
-                () = sleep_until(next) => {}
-            }
-        }
-        self.is_over = true;
-    }
-
-    /// Wakes the locks for which something is due, and returns when it is for the next one.
-    fn wake_due(&self) -> Option<Instant> {
-        let registry = self.registry.upgrade()?;
-        let mut leases = registry.leases.lock();
-        let (due, next) = leases.due(Instant::now() + SLACK);
-        leases.looks_at = next;
-        drop(leases);
-        due.iter().for_each(|lock| lock.wake());
-        next
-    }
-}
-
-impl Drop for Keeper {
-    /// The runtime has ended, and with it the tasks of all locks, also of those that rest.
-    fn drop(&mut self) {
-        let Some(registry) = self.registry.upgrade().filter(|_| !self.is_over) else {
-            return;
-        };
-        let mut leases = registry.leases.lock();
-        leases.looks_at = None;
-        let held: Vec<_> = leases.held().map(|held| Arc::clone(&held.lock)).collect();
-        drop(leases);
-        held.iter().for_each(|lock| drop(lock.take_rest()));
     }
 }
 
@@ -464,7 +441,7 @@ mod tests {
     /// As many as one process may leave behind in an outage, behind one with a long ttl.
     #[tokio::test(start_paused = true)]
     async fn registry_keeps_about_what_is_unconfirmed() {
-        let registry = Registry::new();
+        let registry = Arc::<Registry>::default();
         let keys = LockKeys::from(LockKey::from("k"));
         let names: Arc<[Arc<str>]> = vec![Arc::from("n"); 3].into();
         let second = Duration::from_secs(1);
