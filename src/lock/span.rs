@@ -171,35 +171,29 @@ pub(crate) fn label_of(label: Option<&'static str>, keys: &LockKeys) -> &'static
     let of_keys = || {
         let keys = keys.as_slice();
         let names_all = |key: &&LockKey| keys.len() == 1 || !key.is_plain_kind();
-        KINDS.label(keys.iter().filter(names_all).find_map(LockKey::kind)?)
+        label_of_kind(
+            &KINDS,
+            keys.iter().filter(names_all).find_map(LockKey::kind)?,
+        )
     };
     label.or_else(of_keys).unwrap_or(telemetry::UNNAMED)
 }
 
-/// The labels that keys have given.
-struct Kinds<const N: usize>([OnceLock<&'static str>; N]);
-
-impl<const N: usize> Kinds<N> {
-    const fn new() -> Self {
-        Self([const { OnceLock::new() }; N])
-    }
-
-    /// Returns the label for a kind of resource, unless too many others came first.
-    fn label(&self, kind: &[u8]) -> Option<&'static str> {
-        let mut labels = self.0.iter().map(|slot| {
-            *slot.get_or_init(|| {
-                // A kind is a word in ASCII.
-                let label = String::from_utf8_lossy(kind).into_owned().leak();
-                telemetry::register(label, false);
-                label
-            })
-        });
-        labels.find(|label| label.as_bytes() == kind)
-    }
+/// Returns the label for a kind of resource, unless too many others came first.
+fn label_of_kind(labels: &[OnceLock<&'static str>], kind: &[u8]) -> Option<&'static str> {
+    let mut labels = labels.iter().map(|slot| {
+        *slot.get_or_init(|| {
+            // A kind is a word in ASCII.
+            let label = String::from_utf8_lossy(kind).into_owned().leak();
+            telemetry::register(label, false);
+            label
+        })
+    });
+    labels.find(|label| label.as_bytes() == kind)
 }
 
 /// The labels that the keys of this process have given.
-static KINDS: Kinds<MAX_KINDS> = Kinds::new();
+static KINDS: [OnceLock<&'static str>; MAX_KINDS] = [const { OnceLock::new() }; MAX_KINDS];
 
 /// How many labels keys may give in one process.
 const MAX_KINDS: usize = 32;
@@ -214,11 +208,11 @@ mod tests {
 
     #[test]
     fn kinds_are_labels_until_there_are_too_many() {
-        let kinds = Kinds::<2>::new();
+        let kinds = [const { OnceLock::new() }; 2];
         for _ in 0..2 {
-            assert_eq!(kinds.label(b"account"), Some("account"));
-            assert_eq!(kinds.label(b"order"), Some("order"));
-            assert_eq!(kinds.label(b"alice"), None);
+            assert_eq!(label_of_kind(&kinds, b"account"), Some("account"));
+            assert_eq!(label_of_kind(&kinds, b"order"), Some("order"));
+            assert_eq!(label_of_kind(&kinds, b"alice"), None);
         }
     }
 }
