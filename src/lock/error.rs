@@ -212,13 +212,10 @@ pub enum ExtendError {
     #[error("the lock cannot be extended: {0}")]
     Lost(LostReason),
     /// No majority of the nodes confirmed the extension. The end of the validity is unchanged.
-    #[error("{}", no_quorum(
-        *reached,
-        "answered",
-        *needed,
-        "must confirm the extension; the end of the lock is unchanged",
-        nodes,
-    ))]
+    #[error(
+        "no quorum: {} answered, {needed} must confirm the extension; the end of the lock is unchanged{}",
+        counted(*reached), listed(nodes)
+    )]
     Unavailable {
         /// The number of nodes that answered.
         reached: usize,
@@ -252,13 +249,11 @@ pub enum ReleaseError {
     #[error("the lock was lost before its release: {0}")]
     Lost(LostReason),
     /// No majority of the nodes confirmed the release in time. It goes on in the background.
-    #[error("{}", no_quorum(
-        *reached,
-        "confirmed the release",
-        *needed,
-        "are needed; it goes on in the background, and the key expires by its ttl",
-        nodes,
-    ))]
+    #[error(
+        "no quorum: {} confirmed the release, {needed} are needed; it goes on in the background, and the key expires by \
+         its ttl{}",
+        counted(*reached), listed(nodes)
+    )]
     Unavailable {
         /// The number of nodes that confirmed the release.
         reached: usize,
@@ -291,16 +286,19 @@ fn contended(retry_after: Option<Duration>, holder: Option<&Holder>) -> String {
 }
 
 fn unavailable(reached: usize, needed: usize, voted: &[Arc<str>], nodes: &[NodeFailure]) -> String {
-    let mut step = "voted on the lock".to_owned();
+    let mut text = format!("no quorum: {} voted on the lock", counted(reached));
     if !voted.is_empty() {
-        step += &format!(" ({})", voted.join(", "));
+        text += &format!(" ({})", voted.join(", "));
     }
-    let mut demand = if needed == 1 { "is" } else { "are" }.to_owned() + " needed";
+    text += &format!(
+        ", {needed} {} needed",
+        if needed == 1 { "is" } else { "are" }
+    );
     if let Some(left) = quarantined(reached, needed, nodes) {
         let seconds = whole_seconds(left);
-        demand += &format!("; enough may vote in {seconds} s, after their quarantine");
+        text += &format!("; enough may vote in {seconds} s, after their quarantine");
     }
-    no_quorum(reached, &step, needed, &demand, nodes)
+    text + &listed(nodes)
 }
 
 fn too_long(asked: Duration, max: Duration) -> String {
@@ -309,20 +307,13 @@ fn too_long(asked: Duration, max: Duration) -> String {
     )
 }
 
-/// Returns the text for too few nodes: how many made a step, how many must, and the failures of the others.
-fn no_quorum(
-    reached: usize,
-    step: &str,
-    needed: usize,
-    demand: &str,
-    nodes: &[NodeFailure],
-) -> String {
-    let counted = if reached == 1 { "node" } else { "nodes" };
-    let mut text = format!("no quorum: {reached} {counted} {step}, {needed} {demand}");
-    for node in nodes {
-        text += &format!("; {node}");
-    }
-    text
+fn counted(nodes: usize) -> String {
+    format!("{nodes} {}", if nodes == 1 { "node" } else { "nodes" })
+}
+
+fn listed(failures: &[NodeFailure]) -> String {
+    let failures = failures.iter().map(|failure| format!("; {failure}"));
+    failures.collect()
 }
 
 /// Error of a setting of a [`Redlock`](crate::Redlock) or a layer: its name, its value and the remedy.
