@@ -165,41 +165,32 @@ impl Settings {
         BuildError::check_ttl("ttl", ttl)?;
         BuildError::check_ttl("max_ttl", max_ttl)?;
         let (least, retention) = (self.least_retention(), self.fence_retention());
-        let (asking, connecting) = (self.node_timeout, self.connect_timeout);
-        let refuse =
-            |setting, value, remedy: String| Err(BuildError::from_duration(setting, value, remedy));
-        let too_long = |longest| format!("it is too long; use at most {longest:?}");
-        if max_ttl < ttl {
-            let remedy = format!("it is below ttl = {ttl:?}; raise it or lower ttl");
-            return refuse("max_ttl", max_ttl, remedy);
-        }
-        for (setting, value) in [
-            ("node_timeout", asking),
-            ("connect_timeout", connecting),
-            ("max_hold", self.max_hold.unwrap_or(Duration::MAX)),
-        ] {
-            if value.is_zero() {
-                return refuse(setting, value, "zero leaves no time; raise it".into());
-            }
-        }
-        if connecting > LONGEST_TTL {
-            return refuse("connect_timeout", connecting, too_long(LONGEST_TTL));
-        }
-        if asking >= ttl {
-            let remedy = format!(
-                "a lock would expire before its nodes have answered; use a time well below ttl = {ttl:?}"
-            );
-            return refuse("node_timeout", asking, remedy);
-        }
-        if retention < least {
-            let remedy = format!(
-                "a fence could expire before its lock; use at least max(2 * max_ttl, max_hold + max_ttl) = {least:?}"
-            );
-            return refuse("fence_retention", retention, remedy);
-        }
-        if retention > LONGEST_RETENTION {
-            return refuse("fence_retention", retention, too_long(LONGEST_RETENTION));
-        }
+        let (asking, opening) = (self.node_timeout, self.connect_timeout);
+        let refuse_if = |is_wrong: bool, setting, value, remedy: &str| match is_wrong {
+            true => Err(BuildError::from_duration(setting, value, remedy)),
+            false => Ok(()),
+        };
+        let remedy = format!("it is below ttl = {ttl:?}; raise it or lower ttl");
+        refuse_if(max_ttl < ttl, "max_ttl", max_ttl, &remedy)?;
+        let remedy = "zero leaves no time; raise it";
+        refuse_if(asking.is_zero(), "node_timeout", asking, remedy)?;
+        refuse_if(opening.is_zero(), "connect_timeout", opening, remedy)?;
+        let held = self.max_hold.unwrap_or(Duration::MAX);
+        refuse_if(held.is_zero(), "max_hold", held, remedy)?;
+        let is_long = opening > LONGEST_TTL;
+        let remedy = format!("it is too long; use at most {LONGEST_TTL:?}");
+        refuse_if(is_long, "connect_timeout", opening, &remedy)?;
+        let remedy = format!(
+            "a lock would expire before its nodes have answered; use a time well below ttl = {ttl:?}"
+        );
+        refuse_if(asking >= ttl, "node_timeout", asking, &remedy)?;
+        let remedy = format!(
+            "a fence could expire before its lock; use at least max(2 * max_ttl, max_hold + max_ttl) = {least:?}"
+        );
+        refuse_if(retention < least, "fence_retention", retention, &remedy)?;
+        let is_long = retention > LONGEST_RETENTION;
+        let remedy = format!("it is too long; use at most {LONGEST_RETENTION:?}");
+        refuse_if(is_long, "fence_retention", retention, &remedy)?;
         if let Some(holder) = &self.holder
             && (holder.is_empty() || !is_shown(holder))
         {
