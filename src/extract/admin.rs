@@ -16,7 +16,7 @@ use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
 use crate::extract::key_path::{KeyOfPath, path_of_key, prefix_of_path};
-use crate::lock::{GroupHealth, Health, HeldLock, LockError, NodeHealth, Redlock};
+use crate::lock::{Health, HeldLock, LockError, NodeHealth, Readiness, Redlock};
 use crate::node::{NodeState, random_u64, whole_seconds};
 use crate::once::{Inspection, ListCursor};
 use crate::protocol::message::KeyState;
@@ -52,17 +52,18 @@ impl IntoResponse for Health {
             let name = is_told.then_some(&*group.name);
             group.nodes.iter().map(move |health| node(health, name))
         });
-        let mut body = json!({
-            "status": self.readiness().to_string(),
-            "quorum": self.has_quorum(),
-            "needed": self.needed,
-            "nodes": nodes.collect::<Vec<_>>(),
-        });
+        let mut body = summary(self.readiness(), self.has_quorum(), self.needed);
+        body["nodes"] = nodes.collect();
         if self.is_draining {
             body["status"] = json!("draining");
         }
         if is_told {
-            body["groups"] = self.groups.iter().map(group).collect();
+            let groups = self.groups.iter().map(|group| {
+                let mut told = summary(group.readiness(), group.has_quorum(), group.needed);
+                told["group"] = json!(&*group.name);
+                told
+            });
+            body["groups"] = groups.collect();
         }
         let status = match self.has_quorum() && !self.is_draining {
             true => StatusCode::OK,
@@ -72,13 +73,8 @@ impl IntoResponse for Health {
     }
 }
 
-fn group(health: &GroupHealth) -> Value {
-    json!({
-        "group": &*health.name,
-        "status": health.readiness().to_string(),
-        "quorum": health.has_quorum(),
-        "needed": health.needed,
-    })
+fn summary(readiness: Readiness, has_quorum: bool, needed: usize) -> Value {
+    json!({ "status": readiness.to_string(), "quorum": has_quorum, "needed": needed })
 }
 
 /// Returns the health of a node, with the name of its group if there are several.
