@@ -5,16 +5,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
-    not(all(
-        feature = "axum",
-        feature = "redis",
-        feature = "idempotency",
-        feature = "client",
-        feature = "json",
-        feature = "metrics",
-        feature = "test-util",
-        feature = "unstable-protocol"
-    )),
+    not(all(feature = "full", feature = "unstable-protocol")),
     allow(
         rustdoc::broken_intra_doc_links,
         rustdoc::private_intra_doc_links,
@@ -62,14 +53,7 @@ pub use extract::{
 #[cfg(feature = "idempotency")]
 #[doc(inline)]
 pub use idempotency::layer::IdempotencyLayer;
-#[cfg(feature = "redis")]
-pub use lock::RedlockConfig;
-pub use lock::{
-    AlreadyReleased, BuildError, Drained, ExtendError, GroupHealth, Health, HeldLock, Lead,
-    LockError, LockFuture, LockGuard, LockHandle, LockOptions, LockRequest, Lost, LostReason,
-    NodeGroup, NodeHealth, Readiness, Redlock, RedlockBuilder, ReleaseError, Released,
-    RestartGuard, Unconfirmed,
-};
+pub use lock::*;
 #[cfg(any(feature = "client", feature = "idempotency"))]
 #[doc(inline)]
 pub use middleware::idempotency_key::IdempotencyKey;
@@ -91,10 +75,7 @@ pub use node::LATENCY_BUCKETS;
 #[cfg(feature = "redis")]
 pub use node::{Credentials, CredentialsProvider};
 pub use node::{NodeFailure, NodeState};
-pub use once::{
-    ExecuteOnce, ExecutionHandle, InspectedKey, Inspection, Leader, LeaderWatch, ListCursor,
-    LockPage, NodeInspection, OnceError, Outcome, Revoked,
-};
+pub use once::*;
 pub use protocol::message::KeyState;
 #[doc(inline)]
 pub use protocol::{
@@ -150,7 +131,7 @@ pub mod scope {
 /// simulation of several processes.
 #[cfg(feature = "test-util")]
 pub mod test_util {
-    pub use crate::lock::Traces;
+    pub use crate::lock::traces::Traces;
     pub use crate::node::scripted::{Gate, OpKind, ScriptedNodes};
     #[cfg(feature = "unstable-protocol")]
     pub use crate::node::sim::{SimNetwork, SimRequest, SimSubscriber};

@@ -50,7 +50,7 @@ mod slots;
 mod span;
 mod state;
 #[cfg(feature = "test-util")]
-mod traces;
+pub(crate) mod traces;
 #[cfg(feature = "uuid")]
 mod uuid;
 
@@ -67,8 +67,6 @@ pub use options::LockOptions;
 pub use redlock::Redlock;
 pub use registry::{Drained, HeldLock, Unconfirmed};
 pub use settings::RestartGuard;
-#[cfg(feature = "test-util")]
-pub use traces::Traces;
 
 pub(crate) use backoff::AcquireError;
 pub(crate) use cluster::Cluster;
