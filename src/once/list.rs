@@ -180,11 +180,8 @@ impl ListCursor {
         (self.position, self.named) = Default::default();
         self.node += 1;
         if self.node - self.failed.len() >= cluster.quorum.decisive() {
-            let group = self.group + 1;
-            *self = Self {
-                group,
-                ..Self::default()
-            };
+            self.group += 1;
+            (self.node, self.failed, self.undecided) = Default::default();
         }
     }
 
