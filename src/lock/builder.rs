@@ -14,7 +14,7 @@ use crate::lock::traces::Traces;
 use crate::node::Home;
 #[cfg(feature = "redis")]
 use crate::node::redis::{AnyProvider, CredentialsProvider, Guard, Login, Timeouts};
-use crate::protocol::{Namespace, NodeSet, Retry};
+use crate::protocol::{Namespace, Retry};
 
 /// Builds a [`Redlock`]; [`build`](Self::build) checks all settings at once.
 ///
@@ -60,13 +60,8 @@ impl Redlock {
     /// Panics if `nodes` is zero or more than 64.
     #[must_use]
     pub fn in_memory(nodes: usize) -> Self {
-        assert!(nodes > 0, "Redlock::in_memory needs at least one node");
-        assert!(
-            nodes <= NodeSet::MAX,
-            "Redlock::in_memory makes at most 64 nodes"
-        );
         let built = Self::builder().embedded(nodes).build();
-        built.expect("defaults with as many nodes are valid")
+        built.expect("Redlock::in_memory makes 1 to 64 nodes, for which the defaults are valid")
     }
 }
 
