@@ -300,16 +300,14 @@ async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
     let asked = Instant::now();
     let seen = see(cluster, &names).await;
     let ends = asked.elapsed() + cluster.settings.node_timeout;
-    let revocation_at = |node: usize| {
-        let (seen, latency) = seen.get(node)?.as_ref().ok()?;
+    let revocations = seen.iter().enumerate().filter_map(|(node, seen)| {
+        let (seen, latency) = seen.as_ref().ok()?;
         let op = Op::Revoke {
             holder: seen.mark.clone()?,
             until: seen.at + ends.saturating_sub(*latency),
         };
-        Some(request(&names, op, true))
-    };
-    let nodes = 0..cluster.nodes.len();
-    let revocations = nodes.filter_map(|node| Some((node, revocation_at(node)?)));
+        Some((node, request(&names, op, true)))
+    });
     let freed = cluster.ask(revocations).await;
     let (mut confirmed, mut held, mut failures) = (Vec::new(), 0, Vec::new());
     for (number, (seen, freed)) in seen.into_iter().zip(freed).enumerate() {
