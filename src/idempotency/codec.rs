@@ -1,19 +1,9 @@
 //! The encoding of responses in records: plain, compressed, encrypted.
 
-#[cfg(feature = "encryption")]
-use std::collections::BTreeMap;
-#[cfg(feature = "encryption")]
-use std::fmt;
-
 use bytes::{Buf, Bytes};
-#[cfg(feature = "encryption")]
-use chacha20poly1305::aead::{Aead, KeyInit, Payload};
-#[cfg(feature = "encryption")]
-use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 
 #[cfg(feature = "encryption")]
-use crate::node::unguessable;
-use crate::protocol::{ExecutionId, Fingerprint, LockKey};
+pub use self::encryption::RecordKeys;
 
 /// Flags in the first byte after the head of a record.
 const COMPRESSED: u8 = 1;
@@ -28,7 +18,8 @@ pub(super) struct Codec {
     pub(super) keys: Option<RecordKeys>,
 }
 
-/// What identifies a record: an encrypted response is bound to it, and cannot be moved to another record.
+/// What identifies a record: its execution, its fingerprint and its key. An encrypted response is bound to it, and cannot be
+/// moved to another record.
 pub(super) type BoundTo<'a> = [&'a [u8]; 3];
 
 /// Why a record cannot be read. The request counts as executed all the same.
@@ -37,145 +28,6 @@ pub(super) type Unreadable = &'static str;
 pub(super) const MALFORMED: Unreadable = "it is damaged, or another version of this crate wrote it";
 const UNKNOWN_KEY: Unreadable =
     "it is encrypted with an unknown key; add that key to `IdempotencyLayer::encrypt`";
-#[cfg(feature = "encryption")]
-const PLAIN: Unreadable = "it is not encrypted; use `RecordKeys::reading_plain` to accept that";
-#[cfg(feature = "encryption")]
-const FORGED: Unreadable = "it was not encrypted for this request with its key";
-
-/// Returns what identifies the record of an execution.
-pub(super) fn bound_to<'a>(
-    resource: &'a LockKey,
-    execution: &'a ExecutionId,
-    fingerprint: &'a Fingerprint,
-) -> BoundTo<'a> {
-    [
-        execution.as_bytes(),
-        fingerprint.as_bytes(),
-        resource.as_bytes(),
-    ]
-}
-
-/// Keys that encrypt recorded responses (XChaCha20-Poly1305), with their ids.
-///
-/// The execution's id, the fingerprint and the expiry stay in clear, because nodes and other servers read them.
-/// The ciphertext is bound to the id and the fingerprint, and to the idempotency key, scope, method and path, so
-/// that one record cannot replace another. Encryption protects the content of responses, not their existence.
-///
-/// Use different keys for each namespace. To rotate the key, first let all servers read with the new key,
-/// then let them write with it, and keep the old key for `retention`:
-///
-/// ```
-/// use tower_redlock::idempotency::RecordKeys;
-///
-/// # let (old, new) = ([1; 32], [2; 32]);
-/// let first = RecordKeys::new(1, &old).reading(2, &new);
-/// let then = RecordKeys::new(2, &new).reading(1, &old);
-/// # let _ = (first, then);
-/// ```
-///
-/// If the key of a record is not configured, its request gets 500 and is never executed again. That includes
-/// retries that reach a server without keys while keys are being introduced.
-#[cfg(feature = "encryption")]
-#[derive(Clone)]
-#[must_use = "keys do nothing until a layer is given them"]
-pub struct RecordKeys {
-    writing: u32,
-    ciphers: BTreeMap<u32, XChaCha20Poly1305>,
-    reads_plain: bool,
-}
-
-#[cfg(feature = "encryption")]
-impl RecordKeys {
-    /// Creates keys from one key that writes and reads records.
-    pub fn new(id: u32, key: &[u8; 32]) -> Self {
-        let ciphers = BTreeMap::new();
-        let keys = Self {
-            writing: id,
-            ciphers,
-            reads_plain: false,
-        };
-        keys.reading(id, key)
-    }
-
-    /// Adds a key that only reads records.
-    ///
-    /// # Panics
-    ///
-    /// If a key with this id exists.
-    pub fn reading(mut self, id: u32, key: &[u8; 32]) -> Self {
-        let cipher = XChaCha20Poly1305::new(key.into());
-        let before = self.ciphers.insert(id, cipher);
-        assert!(
-            before.is_none(),
-            "two keys for records have the id {id}; use different ids"
-        );
-        self
-    }
-
-    /// Reads unencrypted records too. Default: they are an error.
-    ///
-    /// Use it for `retention` after encryption was enabled. Meanwhile, a client with write access to the nodes
-    /// can forge responses.
-    pub fn reading_plain(mut self) -> Self {
-        self.reads_plain = true;
-        self
-    }
-
-    fn seal(&self, bound_to: BoundTo<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
-        let (id, nonce) = (self.writing.to_be_bytes(), nonce());
-        let aad = aad(bound_to, flags, id);
-        let payload = Payload {
-            msg: bytes,
-            aad: aad.as_bytes(),
-        };
-        let sealed = self.ciphers[&self.writing].encrypt(&XNonce::from(nonce), payload);
-        // Fails beyond 256 GiB; a response has at most 1 MiB.
-        let sealed = sealed.expect("a record is short enough to be encrypted");
-        [&[flags][..], &id, &nonce, &sealed].concat()
-    }
-
-    fn open(&self, bound_to: BoundTo<'_>, flags: u8, bytes: Bytes) -> Result<Bytes, Unreadable> {
-        if flags & ENCRYPTED == 0 {
-            return self.reads_plain.then_some(bytes).ok_or(PLAIN);
-        }
-        let (id, bytes) = bytes.split_first_chunk().ok_or(MALFORMED)?;
-        let (nonce, sealed) = bytes.split_first_chunk::<NONCE>().ok_or(MALFORMED)?;
-        let cipher = self.ciphers.get(&u32::from_be_bytes(*id));
-        let aad = aad(bound_to, flags, *id);
-        let payload = Payload {
-            msg: sealed,
-            aad: aad.as_bytes(),
-        };
-        let opened = cipher
-            .ok_or(UNKNOWN_KEY)?
-            .decrypt(<&XNonce>::from(nonce), payload);
-        opened.map(Bytes::from).map_err(|_| FORGED)
-    }
-}
-
-/// Returns what an encrypted record is bound to.
-#[cfg(feature = "encryption")]
-fn aad([execution, fingerprint, resource]: BoundTo<'_>, flags: u8, key: [u8; 4]) -> LockKey {
-    LockKey::from_parts([
-        &b"tower-redlock record 1"[..],
-        &[flags],
-        &key,
-        execution,
-        fingerprint,
-        resource,
-    ])
-}
-
-/// By hand: keys are never shown.
-#[cfg(feature = "encryption")]
-impl fmt::Debug for RecordKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecordKeys")
-            .field("writing", &self.writing)
-            .field("ids", &self.ciphers.keys())
-            .finish_non_exhaustive()
-    }
-}
 
 #[cfg_attr(
     not(all(feature = "compression", feature = "encryption")),
@@ -250,25 +102,148 @@ fn decompress(_: &[u8]) -> Result<Vec<u8>, Unreadable> {
     Err("it is compressed; enable the feature `compression`")
 }
 
-/// Returns a random nonce; with 192 bits, it needs no counter.
-#[cfg(feature = "encryption")]
-fn nonce() -> [u8; NONCE] {
-    let mut nonce = [0; NONCE];
-    nonce[..16].copy_from_slice(&unguessable());
-    nonce[16..].copy_from_slice(&unguessable()[..8]);
-    nonce
-}
-
-#[cfg(feature = "encryption")]
-const NONCE: usize = 24;
-
 /// Largest decoded size: that of the largest response, with its headers.
 #[cfg(feature = "compression")]
 const MAX_DECODED: usize = 4 * 1024 * 1024;
 
+/// The keys of encrypted records, and what they do.
+#[cfg(feature = "encryption")]
+mod encryption {
+    use std::collections::BTreeMap;
+
+    use bytes::Bytes;
+    use chacha20poly1305::aead::{Aead, KeyInit, Payload};
+    use chacha20poly1305::{XChaCha20Poly1305, XNonce};
+
+    use super::{BoundTo, ENCRYPTED, MALFORMED, UNKNOWN_KEY, Unreadable};
+    use crate::node::unguessable;
+    use crate::protocol::LockKey;
+
+    const NONCE: usize = 24;
+    pub(super) const PLAIN: Unreadable =
+        "it is not encrypted; use `RecordKeys::reading_plain` to accept that";
+    pub(super) const FORGED: Unreadable = "it was not encrypted for this request with its key";
+
+    /// Keys that encrypt recorded responses (XChaCha20-Poly1305), with their ids.
+    ///
+    /// The execution's id, the fingerprint and the expiry stay in clear, because nodes and other servers read them.
+    /// The ciphertext is bound to the id and the fingerprint, and to the idempotency key, scope, method and path, so
+    /// that one record cannot replace another. Encryption protects the content of responses, not their existence.
+    ///
+    /// Use different keys for each namespace. To rotate the key, first let all servers read with the new key,
+    /// then let them write with it, and keep the old key for `retention`:
+    ///
+    /// ```
+    /// use tower_redlock::idempotency::RecordKeys;
+    ///
+    /// # let (old, new) = ([1; 32], [2; 32]);
+    /// let first = RecordKeys::new(1, &old).reading(2, &new);
+    /// let then = RecordKeys::new(2, &new).reading(1, &old);
+    /// # let _ = (first, then);
+    /// ```
+    ///
+    /// If the key of a record is not configured, its request gets 500 and is never executed again. That includes
+    /// retries that reach a server without keys while keys are being introduced.
+    #[derive(Debug, Clone)]
+    #[must_use = "keys do nothing until a layer is given them"]
+    pub struct RecordKeys {
+        writing: u32,
+        ciphers: BTreeMap<u32, XChaCha20Poly1305>,
+        reads_plain: bool,
+    }
+
+    impl RecordKeys {
+        /// Creates keys from one key that writes and reads records.
+        pub fn new(id: u32, key: &[u8; 32]) -> Self {
+            let keys = Self {
+                writing: id,
+                ciphers: BTreeMap::new(),
+                reads_plain: false,
+            };
+            keys.reading(id, key)
+        }
+
+        /// Adds a key that only reads records.
+        ///
+        /// # Panics
+        ///
+        /// If a key with this id exists.
+        pub fn reading(mut self, id: u32, key: &[u8; 32]) -> Self {
+            let cipher = XChaCha20Poly1305::new(key.into());
+            let before = self.ciphers.insert(id, cipher);
+            assert!(
+                before.is_none(),
+                "two keys for records have the id {id}; use different ids"
+            );
+            self
+        }
+
+        /// Reads unencrypted records too. Default: they are an error.
+        ///
+        /// Use it for `retention` after encryption was enabled. Meanwhile, a client with write access to the nodes
+        /// can forge responses.
+        pub fn reading_plain(mut self) -> Self {
+            self.reads_plain = true;
+            self
+        }
+
+        pub(super) fn seal(&self, bound_to: BoundTo<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
+            // With 192 random bits, a nonce needs no counter.
+            let (id, nonce) = (self.writing.to_be_bytes(), unguessable::<NONCE>());
+            let aad = aad(bound_to, flags, id);
+            let payload = Payload {
+                msg: bytes,
+                aad: aad.as_bytes(),
+            };
+            let sealed = self.ciphers[&self.writing].encrypt(&XNonce::from(nonce), payload);
+            // Fails beyond 256 GiB; a response has at most 1 MiB.
+            let sealed = sealed.expect("a record is short enough to be encrypted");
+            [&[flags][..], &id, &nonce, &sealed].concat()
+        }
+
+        pub(super) fn open(
+            &self,
+            bound_to: BoundTo<'_>,
+            flags: u8,
+            bytes: Bytes,
+        ) -> Result<Bytes, Unreadable> {
+            if flags & ENCRYPTED == 0 {
+                return self.reads_plain.then_some(bytes).ok_or(PLAIN);
+            }
+            let (id, bytes) = bytes.split_first_chunk().ok_or(MALFORMED)?;
+            let (nonce, sealed) = bytes.split_first_chunk::<NONCE>().ok_or(MALFORMED)?;
+            let cipher = self.ciphers.get(&u32::from_be_bytes(*id));
+            let aad = aad(bound_to, flags, *id);
+            let payload = Payload {
+                msg: sealed,
+                aad: aad.as_bytes(),
+            };
+            let opened = cipher
+                .ok_or(UNKNOWN_KEY)?
+                .decrypt(<&XNonce>::from(nonce), payload);
+            opened.map(Bytes::from).map_err(|_| FORGED)
+        }
+    }
+
+    /// Returns what an encrypted record is bound to.
+    fn aad([execution, fingerprint, resource]: BoundTo<'_>, flags: u8, key: [u8; 4]) -> LockKey {
+        LockKey::from_parts([
+            &b"tower-redlock record 1"[..],
+            &[flags],
+            &key,
+            execution,
+            fingerprint,
+            resource,
+        ])
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "encryption")]
+    use super::encryption::{FORGED, PLAIN};
     use super::*;
+    use crate::protocol::LockKey;
 
     const RESPONSE: &[u8] = b"a response, a response, a response, a response, a response";
 
@@ -306,16 +281,14 @@ mod tests {
             keys: Some(RecordKeys::new(1, &[1; 32])),
             ..Codec::default()
         };
-        let [resource, other] = ["key", "other"].map(LockKey::from);
-        let executions = [[1; 16], [2; 16]].map(ExecutionId::from_random);
-        let fingerprints = [[1; 32], [2; 32]].map(Fingerprint::from_digest);
-        let written = bound_to(&resource, &executions[0], &fingerprints[0]);
+        let written: BoundTo<'_> = [&[1; 16], &[2; 16], b"key"];
         let rest = codec.write(written, RESPONSE.to_vec());
         assert_eq!(read_by(&codec, written, &rest), Ok(RESPONSE.into()));
         for moved in [
-            bound_to(&other, &executions[0], &fingerprints[0]),
-            bound_to(&resource, &executions[1], &fingerprints[0]),
-            bound_to(&resource, &executions[0], &fingerprints[1]),
+            [&[1; 16], &[2; 16], &b"other"[..]],
+            [&[2; 16], &[2; 16], b"key"],
+            [&[1; 16], &[1; 16], b"key"],
+            [&[2; 16], &[1; 16], b"key"],
         ] {
             assert_eq!(read_by(&codec, moved, &rest), Err(FORGED));
         }
@@ -394,6 +367,18 @@ mod tests {
             let cut = read_by(&ours, of(&resource), &written[..length]);
             assert_eq!(cut, Err(MALFORMED), "{length}");
         }
+    }
+
+    #[cfg(feature = "encryption")]
+    #[test]
+    fn debug_shows_the_ids_of_keys_and_no_key() {
+        let keys = RecordKeys::new(7, &[171; 32]).reading(9, &[205; 32]);
+        let shown = format!("{keys:?}");
+        let cipher = "ChaChaPoly1305 { .. }";
+        assert!(
+            shown.contains(&format!("{{7: {cipher}, 9: {cipher}}}")),
+            "{shown}"
+        );
     }
 
     #[cfg(feature = "encryption")]

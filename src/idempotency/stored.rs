@@ -15,7 +15,7 @@ use http::header::{
 use http::response::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
-use crate::idempotency::codec::{Codec, MALFORMED, Unreadable, bound_to};
+use crate::idempotency::codec::{Codec, MALFORMED, Unreadable};
 use crate::middleware::{LockBody, WholeBody};
 use crate::node::sha256;
 use crate::protocol::{ExecutionId, FencingToken, Fingerprint, LockKey, Record};
@@ -39,7 +39,8 @@ pub(super) fn record(
     content.put_u16(status);
     content.extend_from_slice(&fields);
     content.extend_from_slice(body);
-    let bytes = codec.write(bound_to(resource, &execution, &fingerprint), content);
+    let bound_to = [&execution.0, &fingerprint.0, resource.as_bytes()];
+    let bytes = codec.write(bound_to, content);
     Record::new(execution, fingerprint, sha256(&bytes), &bytes)
 }
 
@@ -52,7 +53,8 @@ pub(super) fn replay<B>(
     let (execution, fingerprint) = (record.execution(), record.fingerprint());
     // Requests that replay the record at the same time share its bytes.
     let rest = Bytes::from_owner(record.shared()).slice(Record::HEAD..);
-    let mut content = codec.read(bound_to(resource, &execution, &fingerprint), rest)?;
+    let bound_to = [&execution.0, &fingerprint.0, resource.as_bytes()];
+    let mut content = codec.read(bound_to, rest)?;
     let _token = content.try_get_u64().map_err(|_| MALFORMED)?;
     let status = content.try_get_u16().map_err(|_| MALFORMED)?;
     if status == 0 {

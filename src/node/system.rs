@@ -20,8 +20,8 @@ static LAST_PROPOSAL: AtomicU64 = AtomicU64::new(0);
 ///
 /// Panics if the operating system provides no random numbers: with predictable owner tokens, any client could
 /// release any lock.
-pub(crate) fn unguessable() -> [u8; 16] {
-    let mut bytes = [0; 16];
+pub(crate) fn unguessable<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
     #[cfg(feature = "unstable-protocol")]
     if let Some(random) = SimEnv::random() {
         bytes[..8].copy_from_slice(&random.to_le_bytes());
@@ -52,8 +52,7 @@ thread_local! {
 
 /// Returns a uniformly distributed random number, for delays.
 pub(crate) fn random_u64() -> u64 {
-    let [a, b, c, d, e, f, g, h, ..] = unguessable();
-    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    u64::from_le_bytes(unguessable())
 }
 
 /// The longest time that is counted, 30 years: no sum with an instant overflows.

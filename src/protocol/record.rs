@@ -16,12 +16,12 @@ pub struct Record(Arc<[u8]>);
 /// The id of one execution: 128 fresh random bits. Records are equal if and only if their
 /// executions are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ExecutionId([u8; 16]);
+pub struct ExecutionId(pub(crate) [u8; 16]);
 
 /// The fingerprint of a request, which prevents the use of one key for two different requests: the first
 /// half of a SHA-256.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fingerprint([u8; 16]);
+pub struct Fingerprint(pub(crate) [u8; 16]);
 
 impl Record {
     /// The number of bytes of the head.
@@ -104,10 +104,8 @@ impl Record {
     }
 
     fn part<const N: usize>(&self, at: usize) -> [u8; N] {
-        let mut part = [0; N];
-        // Every constructor checks for the head.
-        part.copy_from_slice(&self.0[at..at + N]);
-        part
+        let part = self.0[at..].first_chunk();
+        *part.expect("every constructor checks for the head")
     }
 }
 
@@ -116,24 +114,12 @@ impl ExecutionId {
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
-
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
 }
 
 impl Fingerprint {
     /// Creates a fingerprint from a SHA-256.
     pub fn from_digest(digest: [u8; 32]) -> Self {
-        let mut first = [0; 16];
-        first.copy_from_slice(&digest[..16]);
-        Self(first)
-    }
-
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.0
+        Self(digest.as_chunks().0[0])
     }
 
     /// Returns it as nodes store it beside an owner: 32 lower-case hexadecimal digits.
