@@ -82,10 +82,20 @@ macro_rules! setters {
     )+};
 }
 
-/// Defines the setter of the ttl of a layer, and others, each with its documentation: name, argument, the field of `config`
-/// that it sets, and the value.
+/// Defines the setters of a layer, as above, for fields of its shared `config`.
+macro_rules! config_setters {
+    ($($(#[$attribute:meta])+ $setter:ident($argument:ident: $type:ty) => $($field:ident).+ = $value:expr;)+) => {$(
+        $(#[$attribute])+
+        pub fn $setter(mut self, $argument: $type) -> Self {
+            Arc::make_mut(&mut self.config).$($field).+ = $value;
+            self
+        }
+    )+};
+}
+
+/// Defines the setter of the ttl of a layer that locks, and others as above.
 macro_rules! layer_setters {
-    ($($(#[$attribute:meta])+ $setter:ident($argument:ident: $type:ty) => $($field:ident).+ = $value:expr;)+) => {
+    ($($setters:tt)+) => {
         /// Sets the ttl of the locks. Default: that of the [`Redlock`].
         ///
         /// # Errors
@@ -97,12 +107,6 @@ macro_rules! layer_setters {
             Arc::make_mut(&mut self.config).options.ttl = Some(ttl);
             Ok(self)
         }
-        $(
-            $(#[$attribute])+
-            pub fn $setter(mut self, $argument: $type) -> Self {
-                Arc::make_mut(&mut self.config).$($field).+ = $value;
-                self
-            }
-        )+
+        config_setters! { $($setters)+ }
     };
 }

@@ -38,11 +38,9 @@
 
 mod answer;
 mod idempotent;
-mod layer;
 mod service;
 #[cfg(test)]
 mod tests;
 
 pub use idempotent::{IdempotentLayer, IdempotentService};
-pub use layer::RetryLockedLayer;
-pub use service::{Attempt, Decision, RetryLockedService};
+pub use service::{Attempt, Decision, RetryLockedLayer, RetryLockedService};
