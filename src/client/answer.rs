@@ -4,14 +4,15 @@ use std::mem;
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_TYPE, DATE, RETRY_AFTER};
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use http::header::{DATE, RETRY_AFTER};
+use http::{HeaderMap, HeaderName, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
 use httpdate::parse_http_date;
 use serde_json::Value;
 
-use crate::middleware::response::media_type;
+use crate::middleware::rejection::Row;
+use crate::middleware::response::{coded_response, media_type};
 use crate::middleware::{ReadBody, RequestKind};
 use crate::node::wall_clock;
 
@@ -90,24 +91,12 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 /// Returns the response to a call whose deadline passed while an attempt was under way.
 pub(super) fn deadline_exceeded<B>(to: RequestKind) -> Response<ReadBody<B>>
 where
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes>,
 {
-    let mut response = Response::<ReadBody<B>>::default();
-    let mut header = |name, value| {
-        let value = HeaderValue::from_static(value);
-        response.headers_mut().insert(name, value);
-    };
-    if to == RequestKind::Http {
-        header(CONTENT_TYPE, PROBLEM);
-        response.body_mut().bytes = Bytes::from_static(DEADLINE_EXCEEDED);
-        *response.status_mut() = StatusCode::GATEWAY_TIMEOUT;
-    } else {
-        header(CONTENT_TYPE, "application/grpc");
-        // DEADLINE_EXCEEDED
-        header(GRPC_STATUS, "4");
-        header(GRPC_MESSAGE, "deadline-exceeded");
-    }
-    response
+    const ROW: Row = (504, 4, "deadline-exceeded", "Deadline exceeded", false);
+    let detail = "the client's deadline passed before a response arrived; whether the request was executed is unknown";
+    let response = coded_response(StatusCode::GATEWAY_TIMEOUT, ROW, (detail, ""), to);
+    response.map(|body| ReadBody::whole(body, None))
 }
 
 impl<B: Body<Data = Bytes> + Unpin> ReadBody<B> {
@@ -167,9 +156,6 @@ const IN_PROGRESS: &str = "request-in-progress";
 const PROBLEM: &str = "application/problem+json";
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-
-/// A problem (RFC 9457), as those of the server's layers.
-const DEADLINE_EXCEEDED: &[u8] = br#"{"type":"tag:tower-redlock,2026:deadline-exceeded","title":"Deadline exceeded","status":504,"detail":"the client's deadline passed before a response arrived; whether the request was executed is unknown","code":"deadline-exceeded"}"#;
 
 /// Longest problem that is read for its `code`, in bytes. Those of this crate have about 250.
 const MAX_PROBLEM: u64 = 16 * 1024;

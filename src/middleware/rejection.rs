@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use http::header::RETRY_AFTER;
-use http::{HeaderMap, StatusCode};
+use http::StatusCode;
 use thiserror::Error;
 
 use crate::lock::{LockError, LockOptions, LostReason};
@@ -54,7 +53,7 @@ pub enum Rejection {
     )]
     InProgress,
     /// The request does not name the resource.
-    #[error("the request lacks a required key{}", of_source(lacking.as_deref()))]
+    #[error("the request lacks a required key{}{}", if lacking.is_some() { ": " } else { "" }, lacking.as_deref().unwrap_or_default())]
     KeyMissing {
         /// What names it, such as ``header `x-tenant` ``. `None` if that
         /// is not known, or if only the service can set it.
@@ -200,7 +199,7 @@ impl Rejection {
 ///
 /// The gRPC statuses: 1 CANCELLED, 3 INVALID_ARGUMENT, 4 DEADLINE_EXCEEDED, 6 ALREADY_EXISTS, 8 RESOURCE_EXHAUSTED,
 /// 9 FAILED_PRECONDITION, 10 ABORTED, 13 INTERNAL and 14 UNAVAILABLE.
-pub(super) type Row = (u16, u16, &'static str, &'static str, bool);
+pub(crate) type Row = (u16, u16, &'static str, &'static str, bool);
 
 /// Makes a list of the rows beside the function that finds the row of a case, so that the list lacks no case.
 macro_rules! table {
@@ -261,10 +260,6 @@ fn lock_detail(error: &LockError) -> String {
     }
 }
 
-fn of_source(source: Option<&str>) -> String {
-    source.map_or_else(String::new, |source| format!(": {source}"))
-}
-
 /// Returns the text for the client about its key. `Display` of the error is for operators.
 fn key_detail(error: &KeyError) -> String {
     match error {
@@ -276,12 +271,6 @@ fn key_detail(error: &KeyError) -> String {
         KeyError::Reserved => "the key is reserved".into(),
         KeyError::Empty | KeyError::None => "the key is empty".into(),
         KeyError::Misconfigured(_) => "the key is unusable".into(),
-    }
-}
-
-pub(super) fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection) {
-    if let Some(retry_after) = rejection.retry_after() {
-        headers.insert(RETRY_AFTER, retry_after.as_secs().into());
     }
 }
 

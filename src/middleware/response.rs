@@ -2,16 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+#[cfg(feature = "grpc")]
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
 use crate::middleware::calls::CallToken;
-use crate::middleware::rejection::{Rejection, insert_retry_after};
+use crate::middleware::rejection::{Rejection, Row};
 use crate::middleware::routed::route_of;
 use crate::node::Mutex;
 use crate::protocol::KeyError;
@@ -61,7 +63,7 @@ pub enum RequestKind {
 /// use std::sync::Arc;
 /// use axum::{Extension, Router};
 /// use bytes::Bytes;
-/// use http::header::CONTENT_TYPE;
+/// use http::header::{CONTENT_TYPE, RETRY_AFTER};
 /// use http::{HeaderValue, Response};
 /// use http_body_util::Full;
 /// use tower_redlock::{Redlock, RedlockLayer, Rejection, RejectionResponse, RequestKind, key};
@@ -198,10 +200,30 @@ impl Rejection {
     /// [`RejectionResponse`].
     #[must_use]
     pub fn default_response(&self, to: &RequestKind) -> Response<Full<Bytes>> {
-        match to {
-            RequestKind::Http => problem_json(self),
-            RequestKind::Grpc => grpc_status(self),
+        let holder = match self {
+            Self::Contended {
+                holder: Some(holder),
+                ..
+            } => {
+                let holder = json!({ "label": holder.label(), "note": holder.note() });
+                format!(r#","holder":{holder}"#)
+            }
+            _ => String::new(),
+        };
+        let texts = (&*self.to_string(), &*holder);
+        let mut response = coded_response(self.status(), self.row(), texts, *to);
+        if let Some(retry_after) = self.retry_after() {
+            let headers = response.headers_mut();
+            headers.insert(RETRY_AFTER, retry_after.as_secs().into());
+            #[cfg(feature = "grpc")]
+            if *to == RequestKind::Grpc {
+                headers.insert(
+                    "grpc-status-details-bin",
+                    retry_info(self.row(), retry_after),
+                );
+            }
         }
+        response.map(Full::new)
     }
 
     /// Builds the response for a refusal, with the refusal in its extensions.
@@ -241,63 +263,47 @@ pub(crate) fn media_type(headers: &HeaderMap) -> &str {
     text.unwrap_or_default().trim_ascii()
 }
 
-/// Builds `application/problem+json` (RFC 9457) with a stable `code` member.
-fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
-    let (.., code, title, _) = rejection.row();
-    let status = rejection.status().as_u16();
-    let detail = Value::from(rejection.to_string());
-    let holder = match rejection {
-        Rejection::Contended {
-            holder: Some(holder),
-            ..
-        } => {
-            let holder = json!({ "label": holder.label(), "note": holder.note() });
-            format!(r#","holder":{holder}"#)
+/// Builds the response of a row: `application/problem+json` (RFC 9457) with the detail and other members, or a
+/// "trailers-only" response of gRPC, with everything in the head.
+pub(crate) fn coded_response(
+    status: StatusCode,
+    (_, grpc_status, code, title, _): Row,
+    (detail, others): (&str, &str),
+    to: RequestKind,
+) -> Response<Bytes> {
+    let mut response = Response::<Bytes>::default();
+    let content_type = match to {
+        RequestKind::Http => {
+            *response.status_mut() = status;
+            let (status, detail) = (status.as_u16(), Value::from(detail));
+            let body = format!(
+                r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{title}","status":{status},"detail":{detail},"code":"{code}"{others}}}"#
+            );
+            *response.body_mut() = body.into();
+            "application/problem+json"
         }
-        _ => String::new(),
+        RequestKind::Grpc => {
+            let headers = response.headers_mut();
+            headers.insert("grpc-status", grpc_status.into());
+            headers.insert("grpc-message", HeaderValue::from_static(code));
+            "application/grpc"
+        }
     };
-    let body = format!(
-        r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{title}","status":{status},"detail":{detail},"code":"{code}"{holder}}}"#
-    );
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = rejection.status();
-    let headers = response.headers_mut();
-    let content_type = HeaderValue::from_static("application/problem+json");
-    headers.insert(CONTENT_TYPE, content_type);
-    insert_retry_after(headers, rejection);
+    let content_type = HeaderValue::from_static(content_type);
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
     response
 }
 
-/// Builds a "trailers-only" response: everything in the head, no body.
-fn grpc_status(rejection: &Rejection) -> Response<Full<Bytes>> {
-    let (_, status, code, ..) = rejection.row();
-    let mut response = Response::new(Full::default());
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    headers.insert("grpc-status", status.into());
-    headers.insert("grpc-message", HeaderValue::from_static(code));
-    insert_retry_after(headers, rejection);
-    insert_details(headers, rejection);
-    response
-}
-
-#[cfg(not(feature = "grpc"))]
-fn insert_details(_: &mut HeaderMap, _: &Rejection) {}
-
-/// Adds the details of a `google.rpc.Status` with a `RetryInfo`, which some clients obey without further code.
+/// Returns the details of a `google.rpc.Status` with a `RetryInfo`, which some clients obey without further code.
 #[cfg(feature = "grpc")]
-fn insert_details(headers: &mut HeaderMap, rejection: &Rejection) {
+fn retry_info((_, status, code, ..): Row, retry_after: Duration) -> HeaderValue {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD_NO_PAD;
     use prost::Message;
 
-    let Some(retry_after) = rejection.retry_after() else {
-        return;
-    };
     let retry_info = RetryInfo {
         retry_delay: retry_after.try_into().ok(),
     };
-    let (_, status, code, ..) = rejection.row();
     let status = RpcStatus {
         code: status.into(),
         message: code.into(),
@@ -308,8 +314,7 @@ fn insert_details(headers: &mut HeaderMap, rejection: &Rejection) {
     };
     // "Implementations must emit un-padded values": gRPC over HTTP2, on binary headers.
     let details = STANDARD_NO_PAD.encode(status.encode_to_vec());
-    let details = HeaderValue::try_from(details).expect("base64 is visible ASCII");
-    headers.insert("grpc-status-details-bin", details);
+    HeaderValue::try_from(details).expect("base64 is visible ASCII")
 }
 
 /// `google.rpc.Status`; `grpc-status-details-bin` is its encoding.
@@ -335,7 +340,7 @@ struct RetryInfo {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
-    use http::{Request, StatusCode};
+    use http::Request;
     use http_body::Body;
     use http_body_util::BodyExt;
 
@@ -370,7 +375,8 @@ mod tests {
     #[test]
     fn details_are_escaped() {
         let lacking = Some("a\"\\\n".into());
-        let response = problem_json(&Rejection::KeyMissing { lacking });
+        let rejection = Rejection::KeyMissing { lacking };
+        let response = rejection.default_response(&RequestKind::Http);
         let body = response.into_body().collect().now_or_never();
         let body: Value = serde_json::from_slice(&body.unwrap().unwrap().to_bytes()).unwrap();
         assert_eq!(body["detail"], "the request lacks a required key: a\"\\\n");
@@ -383,7 +389,7 @@ mod tests {
             retry_after: None,
             holder: None,
         };
-        let response = grpc_status(&contended);
+        let response = contended.default_response(&RequestKind::Grpc);
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.headers()["grpc-status"], "10");
         assert_eq!(response.body().size_hint().exact(), Some(0));
@@ -406,7 +412,7 @@ mod tests {
         };
         let closed = Rejection::Failed(LockError::Closed);
         for rejection in [contended, Rejection::Failed(unavailable), closed] {
-            let response = grpc_status(&rejection);
+            let response = rejection.default_response(&RequestKind::Grpc);
             let details = response.headers()["grpc-status-details-bin"].as_bytes();
             assert!(details.len() > 60, "{rejection:?}");
             assert!(!details.contains(&b'='), "{rejection:?}");
