@@ -193,6 +193,7 @@ pub(crate) use key::Few;
 #[cfg(feature = "axum")]
 pub(crate) use key::split_part;
 pub use key::{KeyError, LockKey, LockKeys};
+pub(crate) use names::hex;
 pub use names::{
     IntentName, KeyNames, MAX_CLEAR_KEY, Namespace, RecordNames, SharedNames, SlotNames,
 };

@@ -287,7 +287,7 @@ fn joined(parts: &[&[u8]]) -> Arc<[u8]> {
     short[..len].into()
 }
 
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
     let mut hex = vec![b'0'; 2 * bytes.len()];
     for (pair, byte) in hex.as_chunks_mut().0.iter_mut().zip(bytes) {

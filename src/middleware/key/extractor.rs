@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use crate::node::sha256;
-use crate::protocol::{KeyError, LockKey, LockKeys};
+use crate::protocol::{KeyError, LockKey, LockKeys, hex};
 
 /// Finds the resource that a request is about, from its head.
 ///
@@ -103,11 +103,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        self.map(|key| {
-            let digest = sha256(key.as_bytes());
-            let hex = digest.iter().map(|byte| format!("{byte:02x}"));
-            hex.collect::<String>()
-        })
+        self.map(|key| hex(&sha256(key.as_bytes())))
     }
 
     /// Takes the key from `other` if `self` finds no resource. An error of `self` is returned.
@@ -418,13 +414,13 @@ macro_rules! composite {
         impl<$($part: KeyExtractor),+> KeyPart for ($($part,)+) {
             fn find(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
                 let ($($part,)+) = self;
-                let mut composites = vec![Vec::new()];
-                $(
-                    if !push(&mut composites, $part.extract(parts)?)? {
-                        return Ok(None);
+                let found = [$(
+                    match $part.extract(parts)?.filter(present) {
+                        Some(keys) => keys,
+                        None => return Ok(None),
                     }
-                )+
-                Ok(Some(composites.into_iter().map(LockKey::from_parts).collect()))
+                ),+];
+                composed(&found).map(Some)
             }
 
             fn description(&self) -> Description {
@@ -438,29 +434,23 @@ macro_rules! composite {
 
 for_tuples!(composite);
 
-/// Appends a part to each composite key, of which there is one unless a part has several keys; returns false if the part
-/// is missing.
-fn push(composites: &mut Vec<Vec<LockKey>>, part: Option<LockKeys>) -> Result<bool, KeyError> {
-    let Some(part) = part.filter(present) else {
-        return Ok(false);
-    };
-    let (part, max) = (part.as_slice(), LockKeys::MAX);
-    let count = composites.len() * part.len();
+/// Returns the composite keys of all parts, of which there is one unless a part has several keys.
+fn composed(parts: &[LockKeys]) -> Result<LockKeys, KeyError> {
+    let parts = parts.iter().map(LockKeys::as_slice);
+    let sizes = parts.clone().map(<[LockKey]>::len);
+    let (count, max) = (sizes.fold(1, usize::saturating_mul), LockKeys::MAX);
     if count > max {
         return Err(KeyError::TooMany { count, max });
     }
-    if let [only] = part {
-        composites
-            .iter_mut()
-            .for_each(|composite| composite.push(only.clone()));
-    } else {
-        let extended = composites.iter().flat_map(|composite| {
-            part.iter()
-                .map(move |part| [composite.as_slice(), std::slice::from_ref(part)].concat())
-        });
-        *composites = extended.collect();
-    }
-    Ok(true)
+    let composite = |mut number: usize| {
+        // The number of a composite has a digit for each part.
+        LockKey::from_parts(parts.clone().map(|part| {
+            let key = &part[number % part.len()];
+            number /= part.len();
+            key
+        }))
+    };
+    Ok((0..count).map(composite).collect())
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
-//! Keys from the head of a request: any header, a cookie, the host, and the method.
+//! Keys from the head of a request: any header, a cookie, the host, the method, and extensions, which other middleware
+//! inserted.
 //!
 //! Cookies are split here, in ten lines, because the crate `cookie` brings seven crates, with `time`, into every program that
 //! locks. A fuzz target compares the two.
 
+use std::any::type_name;
 use std::fmt::Debug;
 
 use http::HeaderName;
@@ -12,6 +14,7 @@ use http::uri::Authority;
 use percent_encoding::percent_decode;
 
 use crate::middleware::key::extractor::{Described, KeyExtractor, named};
+use crate::middleware::routed::matched_no_route;
 use crate::middleware::token_header::are_alike;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
@@ -187,6 +190,57 @@ fn name(authority: &Authority) -> Result<(String, Option<u16>), KeyError> {
 #[must_use]
 pub fn method() -> impl KeyExtractor + Clone {
     |parts: &Parts| LockKey::from(parts.method.as_str())
+}
+
+/// Takes the key from the extension of type `T`, such as the user that authentication found.
+///
+/// Empty: the request names no resource. Missing: 500 `misconfigured`, logged with the name of the
+/// type. A client cannot leave an extension out: the layer that inserts it is missing, or stands inside
+/// of the layer that needs it. A request that matched no route of an axum router names no resource, and
+/// passes to its 404.
+///
+/// ```
+/// use tower_redlock::key;
+///
+/// #[derive(Clone)]
+/// struct UserId(String);
+///
+/// impl UserId {
+///     fn as_str(&self) -> &str {
+///         &self.0
+///     }
+/// }
+///
+/// let by_user = ("user", key::extension::<UserId>(UserId::as_str));
+/// # let _: &dyn tower_redlock::KeyExtractor = &by_user;
+/// ```
+///
+/// If requests may lack the extension, such as those of anonymous clients, a closure reads it:
+///
+/// ```
+/// use tower_redlock::key;
+///
+/// # #[derive(Clone)]
+/// # struct UserId(String);
+/// let user = key::from_fn(|parts| Some(parts.extensions.get::<UserId>()?.0.clone()));
+/// # let _: &dyn tower_redlock::KeyExtractor = &user;
+/// ```
+pub fn extension<T>(name: impl Fn(&T) -> &str + Send + Sync + 'static) -> impl KeyExtractor + Clone
+where
+    T: Send + Sync + 'static,
+{
+    Described::part(
+        format!("extension `{}`", type_name::<T>()),
+        move |parts| match parts.extensions.get::<T>() {
+            Some(extension) => Ok(named(name(extension))),
+            // Authentication of routes does not see a request that matched none.
+            None if matched_no_route(parts) => Ok(None),
+            None => Err(KeyError::misconfigured(format!(
+                "the request has no extension `{}`; apply the layer that inserts it outside of the one that takes a key from it (with `.layer(..)` calls: after it), or read it with `key::from_fn` if requests may lack it",
+                type_name::<T>()
+            ))),
+        },
+    )
 }
 
 #[cfg(test)]

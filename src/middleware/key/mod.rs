@@ -1,13 +1,11 @@
 //! Lock keys from requests: the extractor trait, its combinators, and the keys that need only `http`.
 
-mod extension;
 mod extractor;
 mod form;
 mod header;
 #[cfg(test)]
 mod tests;
 
-pub use extension::extension;
 pub(crate) use extractor::{Described, named, present};
 pub use extractor::{KeyExtractor, each, from_fn, literal};
 #[cfg(feature = "json")]
@@ -17,4 +15,4 @@ pub use form::{form_field, query};
 pub(crate) use header::header_key;
 #[cfg(all(test, feature = "idempotency"))]
 pub(crate) use header::tests::parts_with;
-pub use header::{cookie, header, host, method};
+pub use header::{cookie, extension, header, host, method};
