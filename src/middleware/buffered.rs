@@ -69,6 +69,7 @@ impl Clone for BufferedFor {
 /// A body of which a layer has read the whole or the beginning: what was read, in one frame, and then the rest, or the
 /// trailers. The layers that read bodies pass it on in place of the original.
 #[pin_project]
+#[derive(Clone)]
 pub struct ReadBody<B: Body> {
     pub(crate) bytes: Bytes,
     /// What was not read.
@@ -110,18 +111,6 @@ impl<B: Body<Data = Bytes>> ReadBody<B> {
 impl<B: Body<Data = Bytes>> Default for ReadBody<B> {
     fn default() -> Self {
         Self::whole(Bytes::new(), None)
-    }
-}
-
-/// By hand: a derived one would not require that errors are `Clone`.
-impl<B: Body<Error: Clone> + Clone> Clone for ReadBody<B> {
-    fn clone(&self) -> Self {
-        Self {
-            bytes: self.bytes.clone(),
-            rest: self.rest.clone(),
-            error: self.error.clone(),
-            trailers: self.trailers.clone(),
-        }
     }
 }
 
