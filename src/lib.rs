@@ -124,7 +124,7 @@ pub mod key {
 /// Scopes for [`IdempotencyLayer::new`]: which caller an idempotency key belongs to.
 #[cfg(feature = "idempotency")]
 pub mod scope {
-    pub use crate::idempotency::scope::public;
+    pub use crate::idempotency::layer::public;
 }
 
 /// Tools for tests: embedded nodes whose answers can be delayed, lost or forged, and a

@@ -1,4 +1,4 @@
-//! Extractors of the lock of a layer: its handle and its token.
+//! Extractors of what a layer puts into a request: the handle and the token of its lock, the idempotency key.
 
 use std::convert::Infallible;
 
@@ -38,9 +38,6 @@ macro_rules! extension_extractor {
     };
 }
 
-#[cfg(feature = "idempotency")]
-pub(crate) use extension_extractor;
-
 extension_extractor! {
     /// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler. Rejected if that layer
     /// served the request without a lock, even if outer layers have one; [`LockHandles`] has all of them.
@@ -49,6 +46,14 @@ extension_extractor! {
     /// `router.layer(axum::Extension(guard.handle()))`, with a guard of
     /// [`Redlock::in_memory`](crate::Redlock::in_memory).
     LockHandle, without_lock; "`None` if the request is served without a lock."
+}
+
+#[cfg(feature = "idempotency")]
+extension_extractor! {
+    /// The key of a request that an [`IdempotencyLayer`](crate::IdempotencyLayer) passed on.
+    ///
+    /// To test a handler without the layer, put one into the extensions: `"a1".parse::<IdempotencyKey>()`.
+    crate::middleware::idempotency_key::IdempotencyKey, without_key; "`None` if the request has no key, or no layer is applied."
 }
 
 /// The fencing token of the [`LockHandle`] that the handler would get.
@@ -84,4 +89,11 @@ fn without_lock(parts: &Parts) -> ExtractorRejection {
 fn no_lock(parts: &Parts, reason: &str) -> ExtractorRejection {
     let mistake = "redlock handler extracts the lock of a request without one";
     ExtractorRejection::misplaced(parts, mistake, &format!("lock: {reason}"))
+}
+
+#[cfg(feature = "idempotency")]
+fn without_key(parts: &Parts) -> ExtractorRejection {
+    let mistake = "handler extracts an idempotency key from a request without one";
+    let lacking = "idempotency key; apply an IdempotencyLayer with `required(true)`, or extract Option<IdempotencyKey>";
+    ExtractorRejection::misplaced(parts, mistake, lacking)
 }

@@ -9,7 +9,7 @@ mod rejection;
 
 pub use admin::{admin_router, health_router};
 pub use locked::{LockResource, Locked, LockedRejection};
+#[cfg(feature = "idempotency")]
+pub(crate) use path::nested_at;
 pub use path::{matched_path, path, typed_path};
 pub use rejection::ExtractorRejection;
-#[cfg(feature = "idempotency")]
-pub(crate) use {handle::extension_extractor, path::nested_at};

@@ -1,22 +1,32 @@
-//! The layer, with its settings.
+//! The layer, with its settings, and its service: reads the request, and replays its response or starts its execution.
 
+use std::fmt::Debug;
+use std::future::{pending, ready};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures_util::TryFutureExt;
 use http::request::Parts;
-use http::{HeaderName, Method, response};
-use tower::Layer;
+use http::{HeaderName, Method, Request, Response, response};
+use http_body::Body;
+use tower::{BoxError, Layer, Service, ServiceExt};
 
-use crate::idempotency::codec::Codec;
 #[cfg(feature = "encryption")]
-use crate::idempotency::codec::RecordKeys;
-use crate::idempotency::config::Config;
+use crate::idempotency::RecordKeys;
+use crate::idempotency::codec::Codec;
+use crate::idempotency::config::{ActiveExecutions, Config};
 use crate::idempotency::fingerprint;
-use crate::idempotency::service::IdempotencyService;
+use crate::idempotency::task::{ExecutionTask, Responder};
 use crate::lock::{BuildError, LockOptions, Redlock, WaiterCap};
-use crate::middleware::{KeyExtractor, Refusals, RejectionResponse};
+use crate::middleware::key::literal;
+use crate::middleware::{
+    CallToken, CallTracker, KeyExtractor, LockBody, LockHandles, ReadBody, Refusals,
+    RejectionResponse, RequestKind, matched_no_route, read,
+};
 use crate::node::telemetry;
-use crate::once::{DAY, MAX_BODY, RETENTION, bound};
+use crate::once::{DAY, MAX_BODY, RETENTION, bound, run_to_end};
+use crate::protocol::lease::Effect;
 
 /// Layer that applies the [`IdempotencyService`] middleware: one execution per idempotency key and
 /// caller, and the recorded response for every duplicate.
@@ -236,6 +246,114 @@ into_responses! {
 }
 
 opaque_debug! { IdempotencyLayer [redlock = config.redlock] }
+
+/// Returns the scope of a service without tenants: every client that sends a key gets the response that was
+/// recorded for it.
+///
+/// For services whose keys cannot be guessed, or whose responses are not secret. All other services identify
+/// the caller by the result of authentication: `key::extension::<UserId>(..)`. Do not use an address, or a
+/// credential: a refreshed credential would count as another caller and execute again.
+#[must_use]
+pub fn public() -> impl KeyExtractor + Clone {
+    literal(("scope", "public"))
+}
+
+/// Middleware that executes a request once per idempotency key, and replays its response.
+///
+/// Created by [`IdempotencyLayer`], which has an example.
+#[derive(Clone)]
+pub struct IdempotencyService<S> {
+    inner: S,
+    config: Arc<Config>,
+}
+
+impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for IdempotencyService<S>
+where
+    S: Service<Request<ReadBody<ReqBody>>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    ReqBody: Body<Data = Bytes, Error: Into<BoxError> + Send> + Send + 'static,
+    ResBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    boxed_service!(Response<LockBody<ResBody>>);
+
+    fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
+        let (mut parts, body) = request.into_parts();
+        // Before the key is read: extractors of axum copy the extensions. Until the execution starts, each early return is a
+        // refusal for an idempotency layer outside.
+        let outer_calls = CallToken::take(&mut parts.extensions);
+        let (key, resource) = match self.config.keyed(&parts) {
+            Ok(Some(keyed)) => keyed,
+            Ok(None) => {
+                if let Some(outer_calls) = outer_calls {
+                    outer_calls.pass_on(&mut parts.extensions);
+                }
+                let body = ReadBody::unread(body);
+                let inner = self.inner.call(Request::from_parts(parts, body));
+                return Box::pin(inner.map_ok(|response| response.map(LockBody::unlocked)));
+            }
+            Err(rejection) => {
+                let refusal = self.config.refusals.refuse_request(rejection, &parts);
+                return Box::pin(ready(Ok(refusal.map(LockBody::in_memory))));
+            }
+        };
+        // Reading the body and asking the nodes may take long: give up readiness, such as a permit, and ask for it again
+        // before the inner service is called.
+        self.inner = self.inner.clone();
+        let mut inner = self.inner.clone();
+        let mut responder = Responder {
+            config: Arc::clone(&self.config),
+            once: self.config.once(resource),
+            kind: RequestKind::of(&parts),
+            outer_calls,
+        };
+        // Dropped before the execution starts, this gives the key back. After that, the execution continues without it.
+        Box::pin(async move {
+            let body = match read(body, responder.config.max_request_body).await {
+                Ok(body) => body,
+                Err(rejection) => return Ok(responder.refuse(rejection)),
+            };
+            let fingerprint = (responder.config.fingerprint)(&parts, &body.bytes);
+            responder.once = responder.once.fingerprint(fingerprint);
+            let execution = match responder.once.acquire().await {
+                Ok(execution) => execution,
+                Err(denied) => return Ok(responder.denied(denied).await),
+            };
+            if let Err(error) = inner.ready().await {
+                // Before the error is returned: a retry must not meet the lock of the request that it repeats.
+                execution.release(Effect::NotBegun).await;
+                return Err(error);
+            }
+            let handle = execution.handle();
+            let active: &mut ActiveExecutions = parts.extensions.get_or_insert_default();
+            let is_answered = active.push(handle.clone(), &responder.config);
+            parts.extensions.insert(handle);
+            parts.extensions.insert(key);
+            // Before the token is put in, which would count as copied.
+            let matched_no_route = matched_no_route(&parts);
+            let calls = Arc::<CallTracker>::default();
+            calls.pass_on(&mut parts.extensions);
+            let held = parts.extensions.get::<LockHandles>();
+            let held = held.map(LockHandles::share).unwrap_or_default();
+            let request = Request::from_parts(parts, body);
+            let task = ExecutionTask {
+                execution,
+                held,
+                calls,
+                matched_no_route,
+                is_answered,
+                responder,
+            };
+            match run_to_end(task.run(inner, request)).await {
+                Some(answered) => answered,
+                // The runtime is shutting down, and this future with it.
+                None => pending().await,
+            }
+        })
+    }
+}
+
+opaque_debug! { IdempotencyService<S> [inner = inner] where S: Debug }
 
 /// The kind of resource in spans and metrics.
 const LABEL: &str = "idempotency";

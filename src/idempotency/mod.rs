@@ -13,21 +13,16 @@
 //!    gets the recorded response.
 //! 4. It records the response on all nodes, and returns it once a majority has the record.
 
-mod body;
 mod codec;
 mod config;
-#[cfg(feature = "axum")]
-mod extract;
 mod fingerprint;
 #[cfg(all(fuzzing, feature = "compression", feature = "encryption"))]
 pub(crate) mod fuzzing;
 mod header;
 pub(crate) mod layer;
-pub(crate) mod scope;
-mod service;
 mod stored;
 mod task;
 
 #[cfg(feature = "encryption")]
 pub use codec::RecordKeys;
-pub use service::IdempotencyService;
+pub use layer::IdempotencyService;

@@ -23,24 +23,24 @@
 //! | stopped, failed, or panicked after it may have been called | locked until its ttl, because its effect is unknown |
 
 use std::any::Any;
-use std::future::poll_fn;
+use std::future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, response};
 use http_body::{Body, Frame};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tower::load_shed::error::Overloaded;
 use tower::{BoxError, Service};
 use tracing::Instrument;
 
-use crate::idempotency::body::{PassedOn, broken, executing};
 use crate::idempotency::codec::MALFORMED;
 use crate::idempotency::config::Config;
 use crate::idempotency::stored;
@@ -286,6 +286,26 @@ impl ExecutionTask {
     }
 }
 
+/// A frame, `None` for the end of the body, or the error that ends it. Without these two, the execution was stopped.
+type PassedOn = Result<Option<Frame<Bytes>>, BoxError>;
+
+/// Creates a body that an execution passes on. If the execution is stopped, or its outcome is not this response, the body
+/// ends with an error.
+fn executing<B>() -> (mpsc::Sender<PassedOn>, LockBody<B>) {
+    let (sender, mut frames) = mpsc::channel::<PassedOn>(1);
+    let passed_on = stream::poll_fn(move |context| {
+        let stopped = || Err("the execution of the request was stopped".into());
+        let next = frames.poll_recv(context);
+        next.map(|next| next.unwrap_or_else(stopped).transpose())
+    });
+    (sender, LockBody::boxed(StreamBody::new(passed_on.fuse())))
+}
+
+/// Creates the body of a response whose inner body failed while it was read to be recorded.
+fn broken<B>(error: BoxError) -> LockBody<B> {
+    LockBody::boxed(StreamBody::new(stream::iter([Err(error)])))
+}
+
 /// Answers one request that is not executed.
 pub(super) struct Responder {
     pub(super) config: Arc<Config>,
@@ -373,7 +393,7 @@ async fn until_stopped<T>(
 
 /// Waits until a lock is lost whose loss stops the handler; forever if there is none.
 async fn first_lost(held: &mut [HeldShare]) -> LostReason {
-    poll_fn(|context| {
+    future::poll_fn(|context| {
         let mut aborting = held.iter_mut().filter(|held| held.on_lost == OnLost::Abort);
         let lost = aborting.find_map(|held| held.check_lost(context));
         lost.map_or(Poll::Pending, Poll::Ready)
