@@ -16,7 +16,7 @@ use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{
     Answer, Command, HolderMark, KeyState, Op, Reply, SharedOp,
 };
-use tower_redlock::protocol::round::{ExtendRound, LookRound, RecordRound, ReleaseRound};
+use tower_redlock::protocol::round::{LookRound, ReleaseRound, VoteRound};
 use tower_redlock::protocol::{
     ExecutionId, Fingerprint, LockKey, Namespace, NodeSet, OwnerToken, Quorum, Record,
 };
@@ -109,9 +109,9 @@ fn count(op: &Op, votes: &[Answer]) {
     let quorum = Quorum::new(3).expect("there are three nodes");
     let mut acquire = AcquireRound::new(quorum, None);
     let mut once = AcquireRound::new(quorum, Some(Fingerprint::from_digest([2; 32])));
-    let mut extend = ExtendRound::new(quorum, 5);
+    let mut extend = VoteRound::extend(quorum, 5);
     let mut release = ReleaseRound::new(quorum, NodeSet::all(quorum));
-    let mut record = RecordRound::new(quorum, ExecutionId::from_random([1; 16]));
+    let mut record = VoteRound::record(quorum, ExecutionId::from_random([1; 16]));
     let mut look = LookRound::new(quorum, ExecutionId::from_random([1; 16]));
     for (node, vote) in votes.iter().enumerate().take(6) {
         let (node, again) = (node % 3, node >= 3);
@@ -129,7 +129,7 @@ fn count(op: &Op, votes: &[Answer]) {
                 }
                 once.on_confirm(node, once.step(), vote);
                 once.on_extension(node, vote);
-                extend.on_confirm(node, vote);
+                extend.on_answer(node, vote);
             }
             Op::Shared(SharedOp::Acquire { .. }) if !again => {
                 if let AcquireStep::Granted(token) = acquire.on_acquire(node, vote) {
@@ -137,7 +137,7 @@ fn count(op: &Op, votes: &[Answer]) {
                 }
             }
             Op::Shared(SharedOp::Confirm { .. }) => {
-                extend.on_confirm(node, vote);
+                extend.on_answer(node, vote);
             }
             Op::Release
             | Op::ReleaseExecuted
@@ -146,7 +146,7 @@ fn count(op: &Op, votes: &[Answer]) {
                 release.on_release(node, vote);
             }
             Op::Record { .. } | Op::TopUp { .. } => {
-                record.on_record(node, vote);
+                record.on_answer(node, vote);
                 once.on_record(node, vote);
             }
             Op::Look => {

@@ -80,10 +80,11 @@ impl ReleaseSignal {
     pub(crate) fn set_subscribed(&self, node: usize, subscribed: bool) {
         let mut published = self.published.lock();
         let before = published.is_subscribed(self.majority);
-        match subscribed {
-            true => published.subscribed.insert(node),
-            false => published.subscribed.remove(node),
-        };
+        if subscribed {
+            published.subscribed.insert(node);
+        } else {
+            published.subscribed.remove(node);
+        }
         if before != published.is_subscribed(self.majority) {
             // The lock may have been released without a message to this process.
             published.messages.iter_mut().for_each(|count| *count += 1);

@@ -149,7 +149,13 @@ impl AcquireRound {
             exact: NodeSet::default(),
             failed: NodeSet::default(),
             lost: NodeSet::default(),
-            records: fingerprint.map(|fingerprint| Box::new(Records::new(quorum, fingerprint))),
+            records: fingerprint.map(|fingerprint| {
+                Box::new(Records {
+                    fingerprint,
+                    copies: Copies::new(quorum),
+                    ..Records::default()
+                })
+            }),
         }
     }
 
@@ -193,9 +199,7 @@ impl AcquireRound {
                 self.highest = self.highest.max(number);
                 self.granted.insert(node);
             }
-            Acquired::Held { .. } => {
-                self.refused.insert(node);
-            }
+            Acquired::Held { .. } => self.refused.insert(node),
         }
         self.acquired[node] = acquired;
         let step = self.decide();
@@ -210,19 +214,13 @@ impl AcquireRound {
             return self.with_records(AcquireStep::Wait, node, answer);
         }
         match *answer {
-            Answer::Replied(Reply::At(number)) if number == self.target => {
-                self.exact.insert(node);
-            }
+            Answer::Replied(Reply::At(number)) if number == self.target => self.exact.insert(node),
             // A node that executed the request answers with the target or a higher number.
             Answer::Replied(Reply::At(number)) if number > self.target => {
                 self.highest = self.highest.max(number);
             }
-            Answer::Replied(Reply::Lost) => {
-                self.lost.insert(node);
-            }
-            Answer::Replied(_) | Answer::Failed => {
-                self.failed.insert(node);
-            }
+            Answer::Replied(Reply::Lost) => self.lost.insert(node),
+            Answer::Replied(_) | Answer::Failed => self.failed.insert(node),
         }
         let step = self.decide();
         self.with_records(step, node, answer)
@@ -245,11 +243,10 @@ impl AcquireRound {
 
     /// Ends a repair: a record that cannot be read cannot be written either.
     pub fn on_unreadable(&mut self) -> AcquireStep {
-        let Some(records) = &mut self.records else {
-            return AcquireStep::Wait;
-        };
-        records.repairers = Some(NodeSet::default());
-        records.decide(AcquireStep::Wait, self.granted, self.unanswered)
+        if let Some(records) = &mut self.records {
+            records.repairers = Some(NodeSet::default());
+        }
+        self.by_records(AcquireStep::Wait)
     }
 
     /// Returns the targets of the `RECORD` of a repair that have not answered it.
@@ -272,7 +269,8 @@ impl AcquireRound {
     /// Returns the time until the first node with a record forgets it.
     pub fn expires_in(&self) -> Duration {
         let records = self.records.as_ref();
-        records.map_or(Duration::MAX, |records| records.expire_in)
+        let expire_in = records.and_then(|records| records.expire_in);
+        expire_in.unwrap_or(Duration::MAX)
     }
 
     /// Returns the targets of the `CONFIRM` of the current step: all nodes that did not answer
@@ -341,13 +339,53 @@ impl AcquireRound {
 
     /// Looks for a record in an answer, of which the step of the lock is this one.
     fn with_records(&mut self, step: AcquireStep, node: usize, answer: &Answer) -> AcquireStep {
+        if let (Some(records), Answer::Replied(reply)) = (&mut self.records, answer) {
+            records.note(node, reply);
+        }
+        self.by_records(step)
+    }
+
+    /// Returns the next step, if that of the lock is this one.
+    fn by_records(&mut self, step: AcquireStep) -> AcquireStep {
         let Some(records) = &mut self.records else {
             return step;
         };
-        if let Answer::Replied(reply) = answer {
-            records.note(node, reply);
-        }
-        records.decide(step, self.granted, self.unanswered)
+        let Some(best) = records.copies.leading(Record::execution).cloned() else {
+            return records.as_lock(step, self.quorum);
+        };
+        let majority = self.quorum.majority();
+        let copies = records.copies.of(best.execution()).len();
+        let is_of_other_request = best.fingerprint() != records.fingerprint;
+        let decided = if copies >= majority {
+            Decided::Recorded(best)
+        } else {
+            let awaited = records.repairers.unwrap_or(self.unanswered);
+            if !awaited.is_empty() {
+                return AcquireStep::Wait;
+            }
+            let without = records.copies.without();
+            if records.repairers.is_none() {
+                // Only these take it from this owner.
+                let granted = self.granted.intersection(without);
+                if copies + granted.len() >= majority {
+                    records.repairers = Some(granted);
+                    return AcquireStep::Repair(best);
+                }
+                records.repairers = Some(NodeSet::default());
+            }
+            if copies + without.len() < majority {
+                Decided::Conflicting
+            } else if copies + without.without(records.intended).len() < majority {
+                // The others have the intent of an unrecorded execution, and will never grant a repair.
+                Decided::Unknown
+            } else {
+                Decided::Undecided
+            }
+        };
+        AcquireStep::Decided(match is_of_other_request {
+            true => Decided::OtherRequest,
+            false => decided,
+        })
     }
 
     fn decide(&mut self) -> AcquireStep {
@@ -469,13 +507,12 @@ impl AcquireRound {
 }
 
 /// What the nodes answer about the record of a key.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Records {
-    quorum: Quorum,
     fingerprint: Fingerprint,
     copies: Copies,
     /// The time until the first node with a record forgets it.
-    expire_in: Duration,
+    expire_in: Option<Duration>,
     /// The nodes with an outstanding `RECORD`; `None` before a repair.
     repairers: Option<NodeSet>,
     held_for_other_request: NodeSet,
@@ -483,83 +520,28 @@ struct Records {
 }
 
 impl Records {
-    fn new(quorum: Quorum, fingerprint: Fingerprint) -> Self {
-        Self {
-            quorum,
-            fingerprint,
-            copies: Copies::new(quorum),
-            expire_in: Duration::MAX,
-            repairers: None,
-            held_for_other_request: NodeSet::default(),
-            intended: NodeSet::default(),
-        }
-    }
-
     /// Looks for a record in the reply of a node.
     fn note(&mut self, node: usize, reply: &Reply) {
         match reply {
             Reply::Done { record, expires_in } => {
-                self.expire_in = self.expire_in.min(*expires_in);
+                let least = self.expire_in.unwrap_or(Duration::MAX);
+                self.expire_in = Some(least.min(*expires_in));
                 self.copies.note(node, record);
             }
-            Reply::Held {
-                shown: Some(shown), ..
-            } if shown
-                .fingerprint
-                .is_some_and(|held_for| held_for != self.fingerprint) =>
-            {
-                self.held_for_other_request.insert(node);
+            Reply::Held { shown, .. } => {
+                let held_for = shown.as_ref().and_then(|shown| shown.fingerprint);
+                if held_for.is_some_and(|held_for| held_for != self.fingerprint) {
+                    self.held_for_other_request.insert(node);
+                }
             }
-            Reply::Intended => {
-                self.intended.insert(node);
-            }
+            Reply::Intended => self.intended.insert(node),
             _ => {}
         }
     }
 
-    /// Returns the next step, if that of the lock is this one.
-    fn decide(&mut self, step: AcquireStep, granted: NodeSet, unanswered: NodeSet) -> AcquireStep {
-        let Some(best) = self.copies.leading(Record::execution).cloned() else {
-            return self.as_lock(step);
-        };
-        let majority = self.quorum.majority();
-        let copies = self.copies.of(best.execution()).len();
-        let is_of_other_request = best.fingerprint() != self.fingerprint;
-        let decided = if copies >= majority {
-            Decided::Recorded(best)
-        } else {
-            let awaited = self.repairers.unwrap_or(unanswered);
-            if !awaited.is_empty() {
-                return AcquireStep::Wait;
-            }
-            let without = self.copies.without();
-            if self.repairers.is_none() {
-                // Only these take it from this owner.
-                let granted = granted.intersection(without);
-                if copies + granted.len() >= majority {
-                    self.repairers = Some(granted);
-                    return AcquireStep::Repair(best);
-                }
-                self.repairers = Some(NodeSet::default());
-            }
-            if copies + without.len() < majority {
-                Decided::Conflicting
-            } else if copies + without.without(self.intended).len() < majority {
-                // The others have the intent of an unrecorded execution, and will never grant a repair.
-                Decided::Unknown
-            } else {
-                Decided::Undecided
-            }
-        };
-        AcquireStep::Decided(match is_of_other_request {
-            true => Decided::OtherRequest,
-            false => decided,
-        })
-    }
-
     /// Without a record, the step is that of a lock's acquisition.
-    fn as_lock(&self, step: AcquireStep) -> AcquireStep {
-        let (majority, nodes) = (self.quorum.majority(), self.quorum.nodes());
+    fn as_lock(&self, step: AcquireStep, quorum: Quorum) -> AcquireStep {
+        let (majority, nodes) = (quorum.majority(), quorum.nodes());
         match step {
             AcquireStep::Refused(_) if nodes - self.intended.len() < majority => {
                 AcquireStep::Decided(Decided::Unknown)

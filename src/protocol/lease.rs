@@ -181,7 +181,7 @@ impl Lease {
                 if let Some(extending) = &mut holding.extending
                     && number == self.number
                 {
-                    let step = extending.round.on_confirm(node, answer);
+                    let step = extending.round.on_answer(node, answer);
                     self.on_extend_step(step, now);
                 }
             }

@@ -6,75 +6,115 @@ use crate::protocol::message::{Answer, Reply};
 use crate::protocol::quorum::{NodeSet, Quorum, which};
 use crate::protocol::record::{ExecutionId, Record};
 
-/// The extension of a held lock: `CONFIRM` with its token at all nodes.
+/// A vote of all nodes: whether they extend a held lock, by `CONFIRM` with its token, or keep a record, by `RECORD` of the
+/// owner that executed.
 ///
 /// Every extension has a round of its own: an answer to an older extension must not count for a
 /// newer one, because it may confirm an older expiry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct ExtendRound {
-    majority: usize,
-    token: u64,
-    exact: usize,
-    gone: usize,
+pub struct VoteRound {
+    quorum: Quorum,
+    sought: Sought,
     silent: NodeSet,
+    /// The nodes that have answered what is sought.
+    agreed: NodeSet,
+    /// The nodes at which the lock no longer belongs to this owner.
+    gone: NodeSet,
 }
 
-/// The next step of an extension, after the answers so far.
+/// What a node answers that agrees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ExtendStep {
-    /// Undecided: wait for more answers.
+enum Sought {
+    Token(u64),
+    Record(ExecutionId),
+}
+
+/// The next step of a vote, after the answers so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum VoteStep {
+    /// Undecided, or decided before: wait for more answers.
     Wait,
-    /// A majority answered exactly the token: the lock is extended. Final.
-    Extended,
-    /// A majority answered that the lock no longer belongs to this owner. Final.
+    /// A majority has extended the lock to exactly the token, or has the record: respond, and send `TOPUP` to the nodes of
+    /// [`VoteRound::without`].
+    Agreed,
+    /// A majority answered that the lock no longer belongs to this owner. Only of an extension, for which it is final.
     Lost,
-    /// Neither can happen any more: the old validity continues. Final for this round.
+    /// Neither can happen any more: the old validity continues, or a [`LookRound`] follows.
     Missed {
         /// The number of nodes that answered.
         reached: usize,
     },
 }
 
-impl ExtendRound {
+impl VoteRound {
     /// Creates a round whose `CONFIRM` with `token`, 0 without fencing, was sent to every node.
-    pub fn new(quorum: Quorum, token: u64) -> Self {
+    pub fn extend(quorum: Quorum, token: u64) -> Self {
+        Self::new(quorum, Sought::Token(token))
+    }
+
+    /// Creates a round whose `RECORD` was sent to every node.
+    pub fn record(quorum: Quorum, execution: ExecutionId) -> Self {
+        Self::new(quorum, Sought::Record(execution))
+    }
+
+    fn new(quorum: Quorum, sought: Sought) -> Self {
         Self {
-            majority: quorum.majority(),
-            token,
-            exact: 0,
-            gone: 0,
+            quorum,
+            sought,
             silent: NodeSet::all(quorum),
+            agreed: NodeSet::default(),
+            gone: NodeSet::default(),
         }
     }
 
     /// Takes the answer of `node`.
-    pub fn on_confirm(&mut self, node: usize, answer: &Answer) -> ExtendStep {
+    pub fn on_answer(&mut self, node: usize, answer: &Answer) -> VoteStep {
         if !self.silent.remove(node) {
-            return ExtendStep::Wait;
+            return VoteStep::Wait;
         }
-        match *answer {
-            Answer::Replied(Reply::At(number)) if number == self.token => self.exact += 1,
-            // A record has replaced the lock.
-            Answer::Replied(Reply::At(_) | Reply::Lost | Reply::Done { .. }) => self.gone += 1,
-            Answer::Replied(_) | Answer::Failed => {}
+        if let Answer::Replied(reply) = answer {
+            match (self.sought, reply) {
+                (Sought::Token(token), Reply::At(number)) if *number == token => {
+                    self.agreed.insert(node)
+                }
+                // A record has replaced the lock.
+                (Sought::Token(_), Reply::At(_) | Reply::Lost | Reply::Done { .. }) => {
+                    self.gone.insert(node)
+                }
+                (Sought::Record(own), Reply::Done { record, .. }) if record.execution() == own => {
+                    self.agreed.insert(node)
+                }
+                _ => {}
+            }
         }
-        let silent = self.silent.len();
-        if self.exact >= self.majority {
-            ExtendStep::Extended
-        } else if self.gone >= self.majority {
-            ExtendStep::Lost
-        } else if self.exact.max(self.gone) + silent < self.majority {
-            ExtendStep::Missed {
-                reached: self.exact + self.gone,
+        self.step()
+    }
+
+    /// Returns the step after the answers so far.
+    pub fn step(&self) -> VoteStep {
+        let (agreed, gone) = (self.agreed.len(), self.gone.len());
+        let majority = self.quorum.majority();
+        if agreed >= majority {
+            VoteStep::Agreed
+        } else if gone >= majority {
+            VoteStep::Lost
+        } else if agreed.max(gone) + self.silent.len() < majority {
+            VoteStep::Missed {
+                reached: agreed + gone,
             }
         } else {
-            ExtendStep::Wait
+            VoteStep::Wait
         }
     }
 
     /// Returns the nodes that have not answered.
     pub fn silent(&self) -> NodeSet {
         self.silent
+    }
+
+    /// Returns the nodes that are not known to agree.
+    pub fn without(&self) -> NodeSet {
+        NodeSet::all(self.quorum).without(self.agreed)
     }
 }
 
@@ -122,9 +162,7 @@ impl ReleaseRound {
             Answer::Replied(Reply::Released) => {
                 self.unreleased.remove(node);
             }
-            Answer::Replied(Reply::Lost) if self.unreleased.remove(node) => {
-                self.gone.insert(node);
-            }
+            Answer::Replied(Reply::Lost) if self.unreleased.remove(node) => self.gone.insert(node),
             Answer::Replied(_) | Answer::Failed => {}
         }
     }
@@ -183,7 +221,7 @@ impl Decided {
 }
 
 /// The record, or the head of it, that each node has answered with.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Copies(Vec<Option<Record>>);
 
 impl Copies {
@@ -215,71 +253,6 @@ impl Copies {
             let copies = self.of(record.execution()).len();
             (copies, preference(record), record.is_whole())
         })
-    }
-}
-
-/// The recording of an outcome: `RECORD` at all nodes, by the owner that executed.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct RecordRound {
-    quorum: Quorum,
-    execution: ExecutionId,
-    silent: NodeSet,
-    recorded: NodeSet,
-}
-
-/// The next step of a recording, after the answers so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RecordStep {
-    /// Undecided: wait for more answers.
-    Wait,
-    /// A majority has the record: respond, and send `TOPUP` to the nodes of [`RecordRound::without`].
-    Recorded,
-    /// This round cannot reach a majority: start a [`LookRound`].
-    Missed,
-}
-
-impl RecordRound {
-    /// Creates a round whose `RECORD` was sent to every node.
-    pub fn new(quorum: Quorum, execution: ExecutionId) -> Self {
-        Self {
-            quorum,
-            execution,
-            silent: NodeSet::all(quorum),
-            recorded: NodeSet::default(),
-        }
-    }
-
-    /// Takes the answer of `node`.
-    pub fn on_record(&mut self, node: usize, answer: &Answer) -> RecordStep {
-        if self.silent.remove(node)
-            && let Answer::Replied(Reply::Done { record, .. }) = answer
-            && record.execution() == self.execution
-        {
-            self.recorded.insert(node);
-        }
-        self.step()
-    }
-
-    /// Returns the step after the answers so far.
-    pub fn step(&self) -> RecordStep {
-        let (majority, recorded) = (self.quorum.majority(), self.recorded.len());
-        if recorded >= majority {
-            RecordStep::Recorded
-        } else if recorded + self.silent.len() < majority {
-            RecordStep::Missed
-        } else {
-            RecordStep::Wait
-        }
-    }
-
-    /// Returns the nodes that have not answered.
-    pub fn silent(&self) -> NodeSet {
-        self.silent
-    }
-
-    /// Returns the nodes that are not known to have the record.
-    pub fn without(&self) -> NodeSet {
-        NodeSet::all(self.quorum).without(self.recorded)
     }
 }
 

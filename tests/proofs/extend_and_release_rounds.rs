@@ -2,17 +2,17 @@
 
 use tower_redlock::protocol::NodeSet;
 use tower_redlock::protocol::message::{Answer, Reply};
-use tower_redlock::protocol::round::{ExtendRound, ExtendStep, ReleaseRound, ReleaseStep};
+use tower_redlock::protocol::round::{ReleaseRound, ReleaseStep, VoteRound, VoteStep};
 
 use crate::round_cases::{LOST, at, for_all, granted, majority, quorum};
 
 const TOKEN: u64 = 7;
 
 /// Answers `node` twice: the second time must change nothing.
-fn extend_once(round: &mut ExtendRound, node: usize, answer: &Answer) -> ExtendStep {
-    let step = round.on_confirm(node, answer);
+fn extend_once(round: &mut VoteRound, node: usize, answer: &Answer) -> VoteStep {
+    let step = round.on_answer(node, answer);
     let before = round.clone();
-    assert_eq!(round.on_confirm(node, &at(TOKEN)), ExtendStep::Wait);
+    assert_eq!(round.on_answer(node, &at(TOKEN)), VoteStep::Wait);
     assert_eq!(*round, before);
     step
 }
@@ -29,7 +29,7 @@ fn extend_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
     ];
     for_all(&answers, |answers, order| {
         let nodes = answers.len();
-        let mut round = ExtendRound::new(quorum(nodes), TOKEN);
+        let mut round = VoteRound::extend(quorum(nodes), TOKEN);
         let (mut kept, mut gone) = (0, 0);
         for (index, node) in order.iter().enumerate() {
             let answer = &answers[*node];
@@ -39,17 +39,17 @@ fn extend_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
             let silent = nodes - 1 - index;
             assert_eq!(round.silent().len(), silent);
             let expected = if kept >= majority(nodes) {
-                ExtendStep::Extended
+                VoteStep::Agreed
             } else if gone >= majority(nodes) {
-                ExtendStep::Lost
+                VoteStep::Lost
             } else if kept.max(gone) + silent >= majority(nodes) {
-                ExtendStep::Wait
+                VoteStep::Wait
             } else {
                 let reached = kept + gone;
-                ExtendStep::Missed { reached }
+                VoteStep::Missed { reached }
             };
             assert_eq!(step, expected, "{answers:?} in order {order:?} at {node}");
-            if step != ExtendStep::Wait {
+            if step != VoteStep::Wait {
                 break;
             }
             assert!(silent > 0, "{answers:?} in order {order:?} never ends");

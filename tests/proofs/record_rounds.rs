@@ -9,7 +9,7 @@ use proptest::sample::select;
 use support::secs;
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal, RefusalKind};
 use tower_redlock::protocol::message::{Answer, Reply};
-use tower_redlock::protocol::round::{Decided, LookRound, LookStep, RecordRound, RecordStep};
+use tower_redlock::protocol::round::{Decided, LookRound, LookStep, VoteRound, VoteStep};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, Record, Shown};
 
 use crate::round_cases::{assignments, cases, for_all, majority, orders, quorum};
@@ -401,22 +401,22 @@ fn record_round_is_decided_by_the_majority_as_early_as_possible() {
 }
 
 fn check_recording(fates: &[Fate], order: &[usize]) {
-    let mut round = RecordRound::new(quorum(fates.len()), execution(1));
+    let mut round = VoteRound::record(quorum(fates.len()), execution(1));
     for (told, node) in (1..).zip(order) {
         let answer = match fates[*node] {
             // A node that keeps one answers its head.
             Fate::Done(number) => Answer::Replied(done(head(number))),
             fate => fate.answer(),
         };
-        let step = round.on_record(*node, &answer);
+        let step = round.on_answer(*node, &answer);
         let own = |node: &&usize| fates[**node] == Fate::Done(1);
         let recorded = order[..told].iter().filter(own).count();
         let expected = if recorded >= majority(fates.len()) {
-            RecordStep::Recorded
+            VoteStep::Agreed
         } else if recorded + fates.len() - told < majority(fates.len()) {
-            RecordStep::Missed
+            VoteStep::Missed { reached: recorded }
         } else {
-            RecordStep::Wait
+            VoteStep::Wait
         };
         assert_eq!(step, expected, "{fates:?} in order {order:?} at {node}");
         assert_eq!(round.silent().len(), fates.len() - told);
@@ -456,12 +456,12 @@ fn check_look(fates: &[Fate], order: &[usize]) {
 
 #[test]
 fn second_answer_of_a_node_is_not_counted() {
-    let mut recording = RecordRound::new(quorum(3), execution(1));
+    let mut recording = VoteRound::record(quorum(3), execution(1));
     let mut look = LookRound::new(quorum(3), execution(1));
     let mut acquiring = once_round(3);
     for _ in 0..2 {
         let (done, granted) = (Fate::Done(1).answer(), Fate::Granted(7).answer());
-        assert_eq!(recording.on_record(0, &done), RecordStep::Wait);
+        assert_eq!(recording.on_answer(0, &done), VoteStep::Wait);
         assert_eq!(look.on_look(0, &done), LookStep::Wait);
         assert_eq!(acquiring.on_acquire(0, &granted), AcquireStep::Wait);
     }

@@ -7,9 +7,7 @@ use crate::protocol::lease::io::{ACQUIRE, Effect, Event, LeaseRequest, LeaseSpec
 use crate::protocol::message::{Answer, Op, Reply};
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::record::Record;
-use crate::protocol::round::{
-    Decided, ExtendRound, ExtendStep, LookRound, RecordRound, RecordStep, ReleaseRound, ReleaseStep,
-};
+use crate::protocol::round::{Decided, LookRound, ReleaseRound, ReleaseStep, VoteRound, VoteStep};
 use crate::protocol::validity::{self, whole_millis};
 
 /// The resolution of timers: what is due by then counts as due.
@@ -72,7 +70,7 @@ pub(super) struct Holding {
 /// An extension under way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Extending {
-    pub(super) round: ExtendRound,
+    pub(super) round: VoteRound,
     /// The time before its request.
     pub(super) began: Duration,
     ttl: Duration,
@@ -268,7 +266,7 @@ impl Lease {
         };
         let token = raised.or(holding.token);
         holding.extending = Some(Extending {
-            round: ExtendRound::new(self.quorum, token.unwrap_or(0)),
+            round: VoteRound::extend(self.quorum, token.unwrap_or(0)),
             began: now,
             ttl,
             token,
@@ -277,8 +275,8 @@ impl Lease {
         self.confirm(token, ttl, NodeSet::all(self.quorum), now);
     }
 
-    pub(super) fn on_extend_step(&mut self, step: ExtendStep, now: Duration) {
-        if step == ExtendStep::Wait {
+    pub(super) fn on_extend_step(&mut self, step: VoteStep, now: Duration) {
+        if step == VoteStep::Wait {
             return;
         }
         self.check_validity(now);
@@ -290,9 +288,9 @@ impl Lease {
             return;
         };
         match step {
-            ExtendStep::Wait => {}
-            ExtendStep::Lost => self.lose(LostReason::Gone),
-            ExtendStep::Extended => {
+            VoteStep::Wait => {}
+            VoteStep::Lost => self.lose(LostReason::Gone),
+            VoteStep::Agreed => {
                 let lifetime = validity::lifetime(extending.ttl).unwrap_or_default();
                 // A shorter ttl does not take anything back.
                 holding.valid_until = holding.valid_until.max(extending.began + lifetime);
@@ -308,7 +306,7 @@ impl Lease {
                     is_asked,
                 });
             }
-            ExtendStep::Missed { reached } => {
+            VoteStep::Missed { reached } => {
                 let next = now + (self.spec.ttl / 10).max(TICK);
                 holding.renew_at = holding.renew_at.map(|_| next);
                 if extending.is_asked {
@@ -504,7 +502,7 @@ pub(super) enum FinishStep {
     /// `RECORD` was sent to all nodes.
     Writing {
         record: Record,
-        round: RecordRound,
+        round: VoteRound,
         /// Whether the nodes have been asked for their records before.
         is_repair: bool,
     },
@@ -530,7 +528,7 @@ impl Finish {
     /// Returns the nodes that have not answered the request under way, and whether it may be decided before they have.
     pub(super) fn open_request(&self) -> (NodeSet, bool) {
         match &self.step {
-            FinishStep::Writing { round, .. } => (round.silent(), round.step() == RecordStep::Wait),
+            FinishStep::Writing { round, .. } => (round.silent(), round.step() == VoteStep::Wait),
             FinishStep::Looking { round, .. } => (round.silent(), true),
             FinishStep::Replaying(round) => (round.unanswered(), false),
             FinishStep::ToppingUp(silent) => (*silent, false),

@@ -40,7 +40,7 @@ use crate::protocol::lease::life::{Finish, FinishStep, Lease, LifeStage, Pending
 use crate::protocol::message::{Answer, Op, Reply};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
-use crate::protocol::round::{Decided, LookRound, LookStep, RecordRound, RecordStep};
+use crate::protocol::round::{Decided, LookRound, LookStep, VoteRound, VoteStep};
 use crate::protocol::validity::whole_millis;
 
 impl Lease {
@@ -179,7 +179,7 @@ impl Lease {
             return;
         };
         let retention = recording.until.saturating_sub(now);
-        let round = RecordRound::new(self.quorum, record.execution());
+        let round = VoteRound::record(self.quorum, record.execution());
         let step = FinishStep::Writing {
             record: record.clone(),
             round,
@@ -215,14 +215,16 @@ impl Lease {
                     // A record ends the lock.
                     self.may_hold.remove(node);
                 }
-                let is_new = round.step() == RecordStep::Wait;
-                let step = round.on_record(node, answer);
+                let is_new = round.step() == VoteStep::Wait;
+                let step = round.on_answer(node, answer);
                 let (record, without) = (record.clone(), round.without());
                 let is_answered = round.silent().is_empty();
                 match step {
-                    RecordStep::Wait => {}
-                    RecordStep::Missed if *is_repair => self.give_repair_away(),
-                    RecordStep::Missed => {
+                    VoteStep::Wait => {}
+                    VoteStep::Lost | VoteStep::Missed { .. } if *is_repair => {
+                        self.give_repair_away();
+                    }
+                    VoteStep::Lost | VoteStep::Missed { .. } => {
                         let own = record.execution();
                         let step = FinishStep::Looking {
                             round: LookRound::new(self.quorum, own),
@@ -230,7 +232,7 @@ impl Lease {
                         };
                         self.go_on(step, Op::Look, NodeSet::all(self.quorum), now);
                     }
-                    RecordStep::Recorded => {
+                    VoteStep::Agreed => {
                         if is_new {
                             self.tell(Event::Recorded(Some(record.clone())));
                         }
