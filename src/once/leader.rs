@@ -123,7 +123,7 @@ impl LeaderWatch {
                 (self.known, self.is_known) = (now.clone(), true);
                 return Ok(now);
             }
-            drop(timeout(cluster.settings.retry.longest_poll(), released.released()).await);
+            drop(timeout(cluster.settings.retry.poll_interval, released.released()).await);
         }
     }
 }

@@ -39,9 +39,7 @@ pub struct Admissions {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Known {
-    run_id: Arc<str>,
-    replication_id: Arc<str>,
-    generation: Generation,
+    said: Introduction,
     /// The time, by the client's own clock, at which it saw the node lose its memory.
     lost_memory: Option<Duration>,
     /// Whether the connection of this introduction is still open.
@@ -73,32 +71,26 @@ impl Admissions {
         introduction: Introduction,
         now: Duration,
     ) -> Duration {
-        let by_generation = self
-            .window
-            .saturating_sub(introduction.generation.age(introduction.now));
+        let age = introduction.generation.age(introduction.now);
+        let by_generation = self.window.saturating_sub(age);
         // Uptime counts whole seconds, and the first may be shorter.
         let rounding = Duration::from_nanos(1_999_999_999);
         let least_uptime = Duration::from_secs(self.window.saturating_add(rounding).as_secs());
         let by_uptime = least_uptime.saturating_sub(introduction.uptime);
         let before = self.nodes.get(node);
         let forgot = before.is_some_and(|before| {
-            before.run_id != introduction.run_id
-                || before.replication_id != introduction.replication_id
-                || before.generation != introduction.generation
+            before.said.run_id != introduction.run_id
+                || before.said.replication_id != introduction.replication_id
+                || before.said.generation != introduction.generation
         });
         // A second check, against steps of the node's clock.
-        let lost_memory = if forgot {
-            Some(now)
-        } else {
-            before.and_then(|before| before.lost_memory)
-        };
+        let lost_before = before.and_then(|before| before.lost_memory);
+        let lost_memory = if forgot { Some(now) } else { lost_before };
         let by_own_clock = lost_memory.map_or(Duration::ZERO, |at| {
             self.window.saturating_sub(now.saturating_sub(at))
         });
         let known = Known {
-            run_id: introduction.run_id,
-            replication_id: introduction.replication_id,
-            generation: introduction.generation,
+            said: introduction,
             lost_memory,
             is_connected: true,
         };
@@ -143,7 +135,8 @@ impl Admissions {
     pub fn twin_of(&self, node: &str) -> Option<&Arc<str>> {
         let known = self.nodes.get(node)?;
         let mut others = self.nodes.iter().filter(|(name, _)| &***name != node);
-        let (name, _) = others.find(|(_, other)| other.is_twin_of(known))?;
+        let is_twin = |other: &Known| other.is_connected && other.is_same(known);
+        let (name, _) = others.find(|(_, other)| known.is_connected && is_twin(other))?;
         Some(name)
     }
 
@@ -154,13 +147,9 @@ impl Admissions {
 }
 
 impl Known {
-    fn is_twin_of(&self, other: &Self) -> bool {
-        self.is_same(other) && self.is_connected && other.is_connected
-    }
-
     /// Returns whether both are one memory, or one is a copy of the other.
     fn is_same(&self, other: &Self) -> bool {
-        self.run_id == other.run_id || self.generation == other.generation
+        self.said.run_id == other.said.run_id || self.said.generation == other.said.generation
     }
 }
 

@@ -31,7 +31,7 @@ use std::time::{Duration, SystemTime};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder(
     // A thin pointer, because answers and errors have room for one.
     Arc<Words>,
@@ -40,7 +40,7 @@ pub struct Holder(
 /// The longest label, and the longest note, in bytes.
 pub const MAX_LEN: usize = 64;
 
-#[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Words {
     /// In seconds since 1970.
     since: u64,
@@ -108,16 +108,6 @@ impl fmt::Display for Holder {
                 write!(f, "{label} ({note})")
             }
         }
-    }
-}
-
-impl fmt::Debug for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holder")
-            .field("label", &self.label())
-            .field("note", &self.note())
-            .field("since", &self.since())
-            .finish()
     }
 }
 

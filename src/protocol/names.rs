@@ -12,7 +12,7 @@ pub const MAX_CLEAR_KEY: usize = 512;
 const BARE_GENERATION: &str = "redlock:generation";
 
 /// The Redis keys of one lockable resource.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyNames {
     /// Holds the owner while locked, with the ttl as its expiry.
     pub lock: Arc<[u8]>,
@@ -234,9 +234,7 @@ impl Namespace {
         Ok(KeyNames {
             fence: self.beside(&lock, "fence"),
             lock,
-            record: None,
-            shared: None,
-            slots: None,
+            ..KeyNames::default()
         })
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct Retry {
     base: Duration,
     max: Duration,
-    poll_interval: Duration,
+    pub(crate) poll_interval: Duration,
 }
 
 impl Retry {
@@ -32,11 +32,6 @@ impl Retry {
     pub fn poll_interval(mut self, longest: Duration) -> Self {
         self.poll_interval = longest;
         self
-    }
-
-    /// Returns the longest pause of a subscribed waiter.
-    pub(crate) fn longest_poll(&self) -> Duration {
-        self.poll_interval
     }
 }
 
