@@ -3,13 +3,6 @@
 /// Implements `Debug` with the name of the type and some of its fields, because the others have no `Debug` or say nothing
 /// to a reader.
 macro_rules! opaque_debug {
-    ($name:ident(..)) => {
-        impl std::fmt::Debug for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.debug_tuple(stringify!($name)).finish_non_exhaustive()
-            }
-        }
-    };
     (
         $name:ident $(<$($param:ident),+>)? $([$($field:ident = $($path:ident).+),+])? $(where $($bounds:tt)+)?
     ) => {

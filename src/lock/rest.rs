@@ -17,7 +17,7 @@ use crate::node::Home;
 /// The task of a lock at rest.
 pub(crate) struct Rest(Pin<Box<dyn Future<Output = ()> + Send + Sync>>);
 
-opaque_debug! { Rest(..) }
+opaque_debug! { Rest }
 
 impl Rest {
     pub(crate) fn new(task: impl Future<Output = ()> + Send + Sync + 'static) -> Self {

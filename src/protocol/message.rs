@@ -283,7 +283,7 @@ impl HolderMark {
 }
 
 // Who knows the value of an owner can release its lock.
-opaque_debug! { HolderMark(..) }
+opaque_debug! { HolderMark }
 
 /// Whether a key is locked on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

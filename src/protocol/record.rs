@@ -153,7 +153,7 @@ impl fmt::Debug for ExecutionId {
 }
 
 // A reader of the digest could confirm a guess of the payload.
-opaque_debug! { Fingerprint(..) }
+opaque_debug! { Fingerprint }
 
 /// The first byte of the head.
 const VERSION: u8 = 1;

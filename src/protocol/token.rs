@@ -32,10 +32,7 @@ pub struct Shown {
 impl OwnerToken {
     /// Creates an owner token from 16 random bytes, which must come from a secure source.
     pub fn from_random(random: [u8; 16]) -> Self {
-        Self {
-            random,
-            shown: None,
-        }
+        Self::showing(random, None)
     }
 
     /// Creates an owner token that also shows this, if there is anything to show.
@@ -89,7 +86,7 @@ impl Shown {
     }
 }
 
-opaque_debug! { OwnerToken(..) }
+opaque_debug! { OwnerToken }
 
 /// A number that grows with every acquisition of a key, for the storage behind the lock to check.
 ///

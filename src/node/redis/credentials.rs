@@ -152,7 +152,7 @@ impl AnyProvider {
 }
 
 // It may have secrets.
-opaque_debug! { AnyProvider(..) }
+opaque_debug! { AnyProvider }
 
 /// A provider, and for how long it is asked.
 #[derive(Debug, Clone)]
