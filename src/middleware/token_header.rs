@@ -9,13 +9,11 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 /// CGI and WSGI read `_` as `-`: there, `X_Token` could be taken for `X-Token`.
 pub(super) fn clear(headers: &mut HeaderMap, name: &HeaderName) {
     let is_alike = |other: &[u8]| are_alike(other, name);
-    headers.remove(name);
-    // Allocates only for a request that has such a header.
-    while let Some(alike) = headers
+    let alike = headers
         .keys()
-        .find(|other| is_alike(other.as_str().as_bytes()))
-    {
-        let alike = alike.clone();
+        .filter(|other| is_alike(other.as_str().as_bytes()));
+    // Allocates only for a request that has such a header.
+    for alike in alike.cloned().collect::<Vec<_>>() {
         headers.remove(alike);
     }
     for list in [CONNECTION, PROXY_CONNECTION] {
@@ -33,17 +31,13 @@ pub(super) fn are_alike(other: &[u8], name: &HeaderName) -> bool {
     other.len() == name.len() && other.iter().map(folded).eq(name.iter().map(folded))
 }
 
-/// Removes options from a header that lists options. A value without such options is not changed.
+/// Removes options from a header that lists options, which is not changed if it has none of them.
 fn clear_options(headers: &mut HeaderMap, list: &HeaderName, is_ours: impl Fn(&[u8]) -> bool) {
-    let is_named = |value: &HeaderValue| options(value).any(&is_ours);
     let values = headers.get_all(list);
-    if !values.iter().any(is_named) {
+    if !values.iter().flat_map(options).any(&is_ours) {
         return;
     }
     let kept = values.iter().filter_map(|value| {
-        if !is_named(value) {
-            return Some(value.clone());
-        }
         let rest = options(value).filter(|option| !option.is_empty() && !is_ours(option));
         let rest: Vec<&[u8]> = rest.collect();
         // Pieces of a header value are a header value.
