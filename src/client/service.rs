@@ -162,6 +162,8 @@ impl Default for Config {
 /// Middleware that sends a request again when that is safe and can succeed.
 ///
 /// Created by [`RetryLockedLayer`](crate::client::RetryLockedLayer), which tells when.
+///
+/// A call that is dropped sends nothing more, and drops the attempt that is under way.
 #[derive(Clone)]
 pub struct RetryLockedService<S> {
     inner: S,
@@ -180,97 +182,78 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let clone = self.inner.clone();
-        let ready = mem::replace(&mut self.inner, clone);
-        Box::pin(send(ready, request, Arc::clone(&self.config)))
+        let mut inner = mem::replace(&mut self.inner, clone);
+        let config = Arc::clone(&self.config);
+        Box::pin(async move {
+            let deadline = after(Instant::now(), config.deadline);
+            let (parts, body) = request.into_parts();
+            let mut body = ReadBody::unread(body);
+            // Without waiting: the next frame of a stream may depend on the response, as in a call of gRPC with streams.
+            body.read(config.max_body).now_or_never();
+            let original = body.copy();
+            let mut request = Request::from_parts(parts.clone(), body);
+            // The latest result that leaves it open whether the call was executed.
+            let mut open = None;
+            let mut number = 0;
+            loop {
+                number += 1;
+                let sending = async {
+                    let response = inner.ready().await?.call(request).await?;
+                    Ok(judge(response).await)
+                };
+                let report = |status, decision| {
+                    (config.on_attempt)(&Attempt {
+                        number,
+                        status,
+                        decision,
+                    });
+                };
+                let Ok(sent) = timeout_at(deadline, sending).await else {
+                    report(None, Decision::NoTimeLeft);
+                    return Ok(deadline_exceeded(RequestKind::of(&parts)));
+                };
+                let (verdict, result) = match sent {
+                    Ok((verdict, response)) => (verdict, Ok(response)),
+                    Err(error) => (Verdict::Open, Err(error)),
+                };
+                let invited = result.as_ref().ok().map(Response::headers);
+                let delay = invited.and_then(retry_after).unwrap_or_default();
+                let jitter = retry::delay(&config.backoff, number - 1, None, random_u64());
+                let delay = delay.saturating_add(jitter);
+                let is_safe = result.is_ok() || has_key(&parts) || parts.method.is_idempotent();
+                let decision = match verdict {
+                    Verdict::Final => Decision::Return,
+                    _ if !is_safe => Decision::NoKey,
+                    _ if original.is_none() => Decision::BodyConsumed,
+                    _ if number >= config.attempts => Decision::NoAttemptLeft,
+                    _ if after(Instant::now(), delay) >= deadline => Decision::NoTimeLeft,
+                    _ => Decision::SendAgain(delay),
+                };
+                report(result.as_ref().ok().map(Response::status), decision);
+                if decision == Decision::BodyConsumed {
+                    tracing::warn!(
+                        max_body = config.max_body,
+                        "a request is not sent again, because its body was a stream or exceeds `max_body`; collect it first"
+                    );
+                }
+                let copy = original.as_ref().and_then(ReadBody::copy);
+                match (decision, copy) {
+                    (Decision::SendAgain(_), Some(copy)) => {
+                        request = Request::from_parts(parts.clone(), copy);
+                    }
+                    // A refusal of this attempt does not tell what became of an earlier one.
+                    _ if verdict == Verdict::Refused => return open.unwrap_or(result),
+                    _ => return result,
+                }
+                match verdict {
+                    Verdict::Open => open = Some(result),
+                    // An unread body would keep its connection, and what the server holds until the end of it.
+                    Verdict::Refused | Verdict::Final => drop(result),
+                }
+                sleep(delay).await;
+            }
+        })
     }
 }
 
 opaque_debug! { RetryLockedService<S> [inner = inner] where S: Debug }
-
-/// Sends a request until its answer is final, or it cannot be sent again.
-///
-/// # Cancel safety
-///
-/// If dropped, it sends nothing more, and drops the attempt that is under way.
-async fn send<S, B, R>(
-    mut inner: S,
-    request: Request<B>,
-    config: Arc<Config>,
-) -> Result<Response<ReadBody<R>>, S::Error>
-where
-    S: Service<Request<ReadBody<B>>, Response = Response<R>>,
-    B: Body<Data = Bytes> + Unpin,
-    R: Body<Data = Bytes> + Unpin,
-{
-    let deadline = after(Instant::now(), config.deadline);
-    let (parts, body) = request.into_parts();
-    let mut body = ReadBody::unread(body);
-    // Without waiting: the next frame of a stream may depend on the response, as in a call of gRPC with streams.
-    body.read(config.max_body).now_or_never();
-    let original = body.copy();
-    let mut request = Request::from_parts(parts.clone(), body);
-    // The latest result that leaves it open whether the call was executed.
-    let mut open = None;
-    let mut number = 0;
-    loop {
-        number += 1;
-        let sending = async {
-            let response = inner.ready().await?.call(request).await?;
-            Ok(judge(response).await)
-        };
-        let report = |status, decision| {
-            (config.on_attempt)(&Attempt {
-                number,
-                status,
-                decision,
-            });
-        };
-        let Ok(sent) = timeout_at(deadline, sending).await else {
-            report(None, Decision::NoTimeLeft);
-            return Ok(deadline_exceeded(RequestKind::of(&parts)));
-        };
-        let (verdict, result) = match sent {
-            Ok((verdict, response)) => (verdict, Ok(response)),
-            Err(error) => (Verdict::Open, Err(error)),
-        };
-        let invited = result.as_ref().ok().map(Response::headers);
-        let delay = invited.and_then(retry_after).unwrap_or_default();
-        let delay = delay.saturating_add(retry::delay(
-            &config.backoff,
-            number - 1,
-            None,
-            random_u64(),
-        ));
-        let is_safe = result.is_ok() || has_key(&parts) || parts.method.is_idempotent();
-        let decision = match verdict {
-            Verdict::Final => Decision::Return,
-            _ if !is_safe => Decision::NoKey,
-            _ if original.is_none() => Decision::BodyConsumed,
-            _ if number >= config.attempts => Decision::NoAttemptLeft,
-            _ if after(Instant::now(), delay) >= deadline => Decision::NoTimeLeft,
-            _ => Decision::SendAgain(delay),
-        };
-        report(result.as_ref().ok().map(Response::status), decision);
-        if decision == Decision::BodyConsumed {
-            tracing::warn!(
-                max_body = config.max_body,
-                "a request is not sent again, because its body was a stream or exceeds `max_body`; collect it first"
-            );
-        }
-        let copy = original.as_ref().and_then(ReadBody::copy);
-        match (decision, copy) {
-            (Decision::SendAgain(_), Some(copy)) => {
-                request = Request::from_parts(parts.clone(), copy);
-            }
-            // A refusal of this attempt does not tell what became of an earlier one.
-            _ if verdict == Verdict::Refused => return open.unwrap_or(result),
-            _ => return result,
-        }
-        match verdict {
-            Verdict::Open => open = Some(result),
-            // An unread body would keep its connection, and what the server holds until the end of it.
-            Verdict::Refused | Verdict::Final => drop(result),
-        }
-        sleep(delay).await;
-    }
-}
