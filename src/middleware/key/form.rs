@@ -3,8 +3,6 @@
 //! Forms are split here, because the crate `form_urlencoded` replaces what is not UTF-8, by which two keys would be one. A
 //! fuzz target compares the two.
 
-use std::borrow::Cow;
-
 use http::Method;
 use http::header::CONTENT_ENCODING;
 use http::request::Parts;
@@ -38,29 +36,20 @@ pub fn query(name: &'static str) -> impl KeyExtractor + Clone {
 /// Finds the value of a name in `application/x-www-form-urlencoded` data.
 fn form_value(form: &str, name: &str, what: &str) -> Result<Option<LockKeys>, KeyError> {
     let malformed = |problem: &str| KeyError::malformed(format!("{what} `{name}` {problem}"));
-    let mut values = form
-        .split('&')
-        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
-        .filter(|(found, _)| *decode(found) == *name.as_bytes())
-        .map(|(_, value)| decode(value));
+    // Before anything is decoded, because `%2B` is a plus.
+    let spaced = form.replace('+', " ");
+    let pairs = spaced.split('&');
+    let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let ours = pairs.filter(|(found, _)| percent_decode(found.as_bytes()).eq(name.bytes()));
+    let mut values = ours.map(|(_, value)| percent_decode(value.as_bytes()));
     let Some(value) = values.next() else {
         return Ok(None);
     };
     if values.next().is_some() {
         return Err(malformed("is given more than once"));
     }
-    let text = str::from_utf8(&value).map_err(|_| malformed("is not UTF-8"))?;
-    Ok(named(text))
-}
-
-/// Decodes a name or a value of `application/x-www-form-urlencoded` data.
-fn decode(encoded: &str) -> Vec<u8> {
-    let spaced = if encoded.contains('+') {
-        Cow::Owned(encoded.replace('+', " "))
-    } else {
-        Cow::Borrowed(encoded)
-    };
-    percent_decode(spaced.as_bytes()).collect()
+    let text = value.decode_utf8().map_err(|_| malformed("is not UTF-8"))?;
+    Ok(named(&text))
 }
 
 /// Takes the key from the field `name` of a form in the body
