@@ -159,10 +159,8 @@ impl ExecutionTask {
         mut head: response::Parts,
         body: Result<WholeBody, BoxError>,
     ) -> Response<LockBody<B>> {
-        let is_recorded = self
-            .responder
-            .config
-            .is_recorded(&head, self.matched_no_route);
+        let config = &self.responder.config;
+        let is_recorded = config.is_recorded(&head, self.matched_no_route);
         // Without its body, the request was executed all the same.
         let read = body.as_ref().ok();
         // A record cannot keep an upgraded connection.
@@ -178,8 +176,12 @@ impl ExecutionTask {
         Response::from_parts(head, body)
     }
 
-    /// Returns a response, and goes on with the execution until its body has ended.
-    fn stream<B>(self, response: Response<B>, began: Instant) -> Response<LockBody<B>>
+    /// Returns a response, and passes its body on to the client in a task, which reads it to its end also without the
+    /// client, and ends the execution with it.
+    ///
+    /// The client does not see the end before: the frames that end the message are held back, which are those that
+    /// complete its length or report its end, and the trailers.
+    fn stream<B>(mut self, response: Response<B>, began: Instant) -> Response<LockBody<B>>
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
@@ -190,61 +192,45 @@ impl ExecutionTask {
             // The body that is passed on does not know its size.
             head.headers.entry(CONTENT_LENGTH).or_insert(size.into());
         }
-        let length = declared_length(&head.headers);
+        let mut length = declared_length(&head.headers);
         let (client, passed_on) = executing();
-        let sending = self.send(body, length, is_recorded, began, client);
-        tokio::spawn(sending.in_current_span());
-        Response::from_parts(head, passed_on)
-    }
-
-    /// Passes a body on to the client, reads it to its end also without the client, and ends the execution with it.
-    ///
-    /// The client does not see the end before: the frames that end the message are held back, which are those that
-    /// complete its length or report its end, and the trailers.
-    async fn send<B>(
-        mut self,
-        body: B,
-        mut length: Option<u64>,
-        is_recorded: bool,
-        began: Instant,
-        client: mpsc::Sender<PassedOn>,
-    ) where
-        B: Body<Data = Bytes, Error: Into<BoxError>>,
-    {
-        let mut body = pin!(body);
-        let mut last = Vec::new();
-        let reading = async {
-            while !body.is_end_stream() {
-                let frame = body.frame().await.transpose().map_err(Into::into)?;
-                let Some(frame) = frame else { break };
-                if let (Some(left), Some(data)) = (&mut length, frame.data_ref()) {
-                    *left = left.saturating_sub(data.len() as u64);
+        let sending = async move {
+            let mut body = pin!(body);
+            let mut last = Vec::new();
+            let reading = async {
+                while !body.is_end_stream() {
+                    let frame = body.frame().await.transpose().map_err(Into::into)?;
+                    let Some(frame) = frame else { break };
+                    if let (Some(left), Some(data)) = (&mut length, frame.data_ref()) {
+                        *left = left.saturating_sub(data.len() as u64);
+                    }
+                    let ends = frame.is_trailers() || length == Some(0) || body.is_end_stream();
+                    if ends || !last.is_empty() {
+                        last.push(frame);
+                    } else {
+                        // The client may be gone.
+                        drop(client.send(Ok(Some(frame))).await);
+                    }
                 }
-                let ends = frame.is_trailers() || length == Some(0) || body.is_end_stream();
-                if ends || !last.is_empty() {
-                    last.push(frame);
-                } else {
-                    // The client may be gone.
+                Ok(())
+            };
+            let read = until_stopped(&mut self.held, self.execution.handle(), began, reading);
+            let read: Result<(), BoxError> = match read.await {
+                Ok(read) => read,
+                Err(reason) => return log_stopped(reason),
+            };
+            let trailers = last.last().and_then(Frame::trailers_ref);
+            let concluded = self.conclude::<B>(is_recorded, trailers, None).await;
+            // Another response cannot be sent any more.
+            if concluded.is_ok() {
+                for frame in last {
                     drop(client.send(Ok(Some(frame))).await);
                 }
+                drop(client.send(read.map(|()| None)).await);
             }
-            Ok(())
         };
-        let read = until_stopped(&mut self.held, self.execution.handle(), began, reading);
-        let read: Result<(), BoxError> = match read.await {
-            Ok(read) => read,
-            Err(reason) => return log_stopped(reason),
-        };
-        let trailers = last.last().and_then(Frame::trailers_ref);
-        let concluded = self.conclude::<B>(is_recorded, trailers, None).await;
-        if concluded.is_err() {
-            // Another response cannot be sent any more.
-            return;
-        }
-        for frame in last {
-            drop(client.send(Ok(Some(frame))).await);
-        }
-        drop(client.send(read.map(|()| None)).await);
+        tokio::spawn(sending.in_current_span());
+        Response::from_parts(head, passed_on)
     }
 
     /// Ends the execution with a record of its response, or without one. Returns false if there should be a record, and no
