@@ -3,8 +3,8 @@
 use http::HeaderName;
 use http::request::Parts;
 
-use crate::middleware::idempotency_key::{IdempotencyKey, MAX_CHARS};
-use crate::middleware::key::header_key;
+use crate::middleware::idempotency_key::IdempotencyKey;
+use crate::middleware::key::header_text;
 use crate::protocol::KeyError;
 
 /// Reads the header, bare or as a structured-field string (RFC 9651, section 3.3.3).
@@ -14,29 +14,20 @@ pub(super) fn read_key(
     parts: &Parts,
     name: &HeaderName,
 ) -> Result<Option<IdempotencyKey>, KeyError> {
-    let Some(value) = parts.headers.get(name) else {
+    let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
+    let Some(text) = header_text(name, parts)? else {
         return Ok(None);
     };
-    let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
-    let bytes = value.as_bytes();
-    if !bytes.starts_with(b"\"") && bytes.contains(&b',') {
-        return Err(malformed(
-            "has a comma, which also joins two headers; quote the value if the key contains it",
-        ));
-    }
-    // Also refuses one that is sent more than once, or is not UTF-8.
-    let keys = header_key(name, parts)?;
-    keys.ok_or_else(|| malformed("is empty"))?;
-    let text = std::str::from_utf8(bytes).unwrap_or_default();
     let key = match text.strip_prefix('"') {
         Some(rest) => unquote(rest).ok_or_else(|| malformed("is an unfinished string"))?,
+        None if text.contains(',') => {
+            return Err(malformed(
+                "has a comma, which also joins two headers; quote the value if the key contains it",
+            ));
+        }
         None => text.to_owned(),
     };
-    key.parse().map(Some).map_err(|_| {
-        malformed(&format!(
-            "is not 1 to {MAX_CHARS} characters of visible ASCII"
-        ))
-    })
+    key.parse().map(Some)
 }
 
 /// Reads a structured-field string behind its first quote.
@@ -104,5 +95,9 @@ mod tests {
                 "{case:?}"
             );
         }
+        let too_long = read(&[long.as_bytes()]).unwrap_err().to_string();
+        assert!(
+            too_long.ends_with("the idempotency key is not 1 to 255 characters of visible ASCII")
+        );
     }
 }

@@ -46,4 +46,4 @@ impl fmt::Display for IdempotencyKey {
 }
 
 /// Longest key, in characters.
-pub(crate) const MAX_CHARS: usize = 255;
+const MAX_CHARS: usize = 255;

@@ -16,7 +16,7 @@ use percent_encoding::percent_decode;
 use crate::middleware::key::extractor::{Described, KeyExtractor, named};
 use crate::middleware::routed::matched_no_route;
 use crate::middleware::token_header::are_alike;
-use crate::protocol::{KeyError, LockKey, LockKeys};
+use crate::protocol::{KeyError, LockKey};
 
 /// Takes the key from the request header `name`, byte for byte: `7` and `"7"` are two keys.
 ///
@@ -41,12 +41,15 @@ where
     let name = name.try_into();
     let name = name.expect("key::header needs a valid header name");
     Described::part(format!("header `{name}`"), move |parts| {
-        header_key(&name, parts)
+        Ok(header_text(&name, parts)?.and_then(named))
     })
 }
 
-/// Takes the key from a header; see [`header`].
-pub(crate) fn header_key(name: &HeaderName, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+/// Takes the text of a key from a header; see [`header`].
+pub(crate) fn header_text<'a>(
+    name: &HeaderName,
+    parts: &'a Parts,
+) -> Result<Option<&'a str>, KeyError> {
     let mut values = parts.headers.get_all(name).iter();
     let Some(value) = values.next() else {
         return Ok(None);
@@ -57,8 +60,8 @@ pub(crate) fn header_key(name: &HeaderName, parts: &Parts) -> Result<Option<Lock
     if values.next().is_some() || parts.headers.keys().any(is_other) {
         return Err(malformed("is sent more than once"));
     }
-    let text = str::from_utf8(value.as_bytes()).map_err(|_| malformed("is not UTF-8"))?;
-    Ok(named(text))
+    let text = str::from_utf8(value.as_bytes());
+    text.map(Some).map_err(|_| malformed("is not UTF-8"))
 }
 
 /// Takes the key from the cookie `name` as a `CookieJar` reads it: name and value are percent-decoded
@@ -248,6 +251,7 @@ pub(crate) mod tests {
     use http::{HeaderValue, Request};
 
     use super::*;
+    use crate::protocol::LockKeys;
 
     /// Returns the head of a request with a header of each value.
     pub(crate) fn parts_with(name: &'static str, values: &[&[u8]]) -> Parts {

@@ -12,7 +12,7 @@ pub use extractor::{KeyExtractor, each, from_fn, literal};
 pub use form::json_pointer;
 pub use form::{form_field, query};
 #[cfg(feature = "idempotency")]
-pub(crate) use header::header_key;
+pub(crate) use header::header_text;
 #[cfg(all(test, feature = "idempotency"))]
 pub(crate) use header::tests::parts_with;
 pub use header::{cookie, extension, header, host, method};
