@@ -63,21 +63,16 @@ impl Config {
         let key = read_key(parts, &self.header).map_err(Rejection::KeyInvalid)?;
         let Some(key) = key else {
             if self.required && !matched_no_route(parts) {
-                self.refusals.log_lacking(|| {
-                    format!(
-                        "they lack the header `{}`, which `required(true)` of an IdempotencyLayer demands",
-                        self.header
-                    )
-                });
                 let source = format!("header `{}`", self.header);
+                let required = "which `required(true)` of an IdempotencyLayer demands";
+                let lacking = || format!("they lack the {source}, {required}");
+                self.refusals.log_lacking(lacking);
                 return Err(Rejection::key_missing(Some(source)));
             }
             return Ok(None);
         };
-        let scope = self
-            .scope
-            .extract(parts)
-            .map_err(Rejection::from_key_error)?;
+        let scope = self.scope.extract(parts);
+        let scope = scope.map_err(Rejection::from_key_error)?;
         let Some(scope) = scope.filter(present) else {
             let source = self.scope.describe().source;
             let mistake = format!(

@@ -71,11 +71,8 @@ fn fields(head: &Parts, trailers: Option<&HeaderMap>) -> Option<Vec<u8>> {
         // Without cookies, so that a session is issued once.
         ![DATE, SET_COOKIE].contains(name) && !HOP_BY_HOP.contains(name) && !dropped.contains(name)
     };
-    let headers: Vec<_> = head
-        .headers
-        .iter()
-        .filter(|(name, _)| is_kept(name))
-        .collect();
+    let headers = head.headers.iter().filter(|(name, _)| is_kept(name));
+    let headers: Vec<_> = headers.collect();
     let trailers: Option<Vec<_>> = trailers.map(|trailers| trailers.iter().collect());
     let all = headers.iter().chain(trailers.iter().flatten());
     // With the overhead of a field, which many small ones add up to.
@@ -207,7 +204,7 @@ mod tests {
             }
             content.put_u8(0);
             let codec = Codec::default();
-            let bytes = codec.write(bound_to(&resource, &ids.0, &ids.1), content);
+            let bytes = codec.write([&ids.0.0, &ids.1.0, resource.as_bytes()], content);
             let record = Record::new(ids.0, ids.1, sha256(&bytes), &bytes);
             let read = replay::<String>(&record, &resource, &codec);
             assert_eq!(read.err(), Some(MALFORMED), "{status}");

@@ -175,9 +175,8 @@ fn is_timeout(error: &(dyn Error + 'static)) -> bool {
         return true;
     }
     let text = error.to_string().to_ascii_lowercase();
-    ["timeout", "timed out", "deadline"]
-        .iter()
-        .any(|word| text.contains(word))
+    let words = ["timeout", "timed out", "deadline"];
+    words.iter().any(|word| text.contains(word))
 }
 
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

@@ -129,12 +129,8 @@ impl<B: Body<Data = Bytes>> Body for ReadBody<B> {
         if let Some(rest) = this.rest.as_pin_mut() {
             return rest.poll_frame(context);
         }
-        let last = this.error.take().map(Err);
-        Poll::Ready(last.or_else(|| {
-            this.trailers
-                .take()
-                .map(|trailers| Ok(Frame::trailers(trailers)))
-        }))
+        let error = this.error.take().map(Err);
+        Poll::Ready(error.or_else(|| Some(Ok(Frame::trailers(this.trailers.take()?)))))
     }
 
     fn is_end_stream(&self) -> bool {
