@@ -63,10 +63,9 @@ pub use middleware::{
     buffer::BufferBodyLayer,
     buffered::BufferedBody,
     config::{OnLost, OnMissingKey, OnUnavailable, ReleaseAt},
-    disconnect::{CancelOnDisconnect, RunToCompletion},
     held::LockHandles,
     key::KeyExtractor,
-    layer::RedlockLayer,
+    layer::{CancelOnDisconnect, RedlockLayer, RunToCompletion},
     rejection::Rejection,
     response::{RejectionResponse, RequestKind},
 };

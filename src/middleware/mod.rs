@@ -36,7 +36,6 @@ pub(crate) mod buffer;
 pub(crate) mod buffered;
 mod calls;
 pub(crate) mod config;
-pub(crate) mod disconnect;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 pub(crate) mod held;
