@@ -41,8 +41,6 @@ pub struct LockBody<B> {
     body: Either<B, BoxBody<Bytes, BoxError>>,
     /// Until the lock is released or lost.
     held: Option<HeldShare>,
-    /// Whether the last frame waits for the release.
-    await_release: bool,
     /// Bytes until the end, if their number is known.
     remaining: Option<u64>,
     /// The last frame, while it waits for the release.
@@ -73,7 +71,6 @@ impl<B> LockBody<B> {
         Self {
             body,
             held: None,
-            await_release: false,
             remaining: None,
             last: None,
         }
@@ -93,12 +90,10 @@ impl<B: Body> LockBody<B> {
         response: Response<B>,
         declared: Option<u64>,
         held: HeldShare,
-        await_release: bool,
     ) -> Response<Self> {
         // hyper ends a message at its declared length, and prefers that of the header.
         response.map(|body| Self {
             held: Some(held),
-            await_release,
             remaining: declared.or_else(|| body.size_hint().exact()),
             ..Self::unlocked(body)
         })
@@ -123,12 +118,8 @@ impl LockGuard {
     /// before you return one.
     pub fn hold_until_sent<B: Body>(self, response: Response<B>) -> Response<LockBody<B>> {
         let declared = declared_length(response.headers());
-        LockBody::hold(
-            response,
-            declared,
-            HeldShare::new(self, OnLost::Abort),
-            true,
-        )
+        let held = HeldShare::new(self, OnLost::Abort, true);
+        LockBody::hold(response, declared, held)
     }
 }
 
@@ -182,9 +173,7 @@ where
                 }
             };
         }
-        if let Some(held) = this.held
-            && *this.await_release
-        {
+        if let Some(held) = this.held {
             ready!(held.poll_release(context));
         }
         // Without a wait, the lock is released in the background.

@@ -51,6 +51,8 @@ pub(crate) struct HeldShare {
     /// By which the handler may give up the share.
     pub(super) handle: LockHandle,
     pub(crate) on_lost: OnLost,
+    /// Whether the end of the response waits for the release. Otherwise the lock is released in the background.
+    awaits_release: bool,
     /// Once a task waits for the loss.
     lost: Option<Lost>,
     /// Once the share is given up.
@@ -90,7 +92,7 @@ impl LockHandles {
         let held = self.0.lock();
         let shares = held.iter().filter_map(|(handle, on_lost)| {
             let guard = handle.upgrade().ok()?;
-            Some(HeldShare::new(guard, *on_lost))
+            Some(HeldShare::new(guard, *on_lost, false))
         });
         shares.collect()
     }
@@ -176,12 +178,13 @@ impl Future for Locking {
 }
 
 impl HeldShare {
-    pub(crate) fn new(guard: LockGuard, on_lost: OnLost) -> Self {
+    pub(crate) fn new(guard: LockGuard, on_lost: OnLost, awaits_release: bool) -> Self {
         let (share, handle) = RequestShare::new(guard);
         Self {
             share,
             handle,
             on_lost,
+            awaits_release,
             lost: None,
             release: None,
         }
@@ -206,8 +209,11 @@ impl HeldShare {
         self.release.is_some()
     }
 
-    /// Releases this share, and waits until a majority has confirmed the release.
+    /// Releases this share, and waits until a majority has confirmed the release, if the response waits for it.
     pub(super) fn poll_release(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.awaits_release {
+            return Poll::Ready(());
+        }
         let release = self.release.get_or_insert_with(|| {
             let guard = self.share.end().ok_or_else(|| self.handle.clone());
             Box::pin(async move {
@@ -237,7 +243,7 @@ mod tests {
         let redlock = Redlock::builder().embedded(3).renew(false);
         let redlock = redlock.ttl(Duration::from_secs(1)).build().unwrap();
         let guard = redlock.lock("report").await.unwrap();
-        let mut held = HeldShare::new(guard, OnLost::Abort);
+        let mut held = HeldShare::new(guard, OnLost::Abort, true);
         let mut context = Context::from_waker(Waker::noop());
         assert_eq!(held.check_lost(&mut context), None);
         tokio::time::advance(held_for).await;

@@ -170,22 +170,19 @@ where
             *this.ended = Some(ended);
             this.inner.set(None);
         }
-        let config = this.config;
         if this.held.is_some()
-            && config.release_at == ReleaseAt::BodyEnd
+            && this.config.release_at == ReleaseAt::BodyEnd
             && let Some(Ok(Ok(response))) = this.ended
         {
             let declared = declared_length(response.headers());
             if has_body(response, declared, this.method)
                 && let (Some(held), Some(Ok(Ok(response)))) = (this.held.take(), this.ended.take())
             {
-                let response = LockBody::hold(response, declared, held, config.await_release);
+                let response = LockBody::hold(response, declared, held);
                 return Poll::Ready(Ok(response));
             }
         }
-        if let Some(held) = this.held
-            && config.await_release
-        {
+        if let Some(held) = this.held {
             ready!(held.poll_release(context));
         }
         // Without a wait, the lock is released in the background.
@@ -212,7 +209,10 @@ where
         if let Some(Ok((locking, options))) = self.locking {
             let locked = ready!(Pin::new(locking).poll(context));
             *self.held = match locked {
-                Ok(guard) => Some(HeldShare::new(guard, self.config.on_lost)),
+                Ok(guard) => {
+                    let (on_lost, awaits) = (self.config.on_lost, self.config.await_release);
+                    Some(HeldShare::new(guard, on_lost, awaits))
+                }
                 Err(error @ LockError::Unavailable { .. })
                     if self.config.on_unavailable == OnUnavailable::Proceed =>
                 {
