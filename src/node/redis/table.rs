@@ -15,10 +15,9 @@
 //! scripts read all keys by one `MGET` before the first write, so no key may come twice in a call. A call for a single
 //! request would take longer than its own script, which is used instead.
 
-use std::borrow::Cow;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::{BufMut, BytesMut};
@@ -51,11 +50,8 @@ pub(crate) struct Operation {
 #[derive(Debug)]
 pub(super) enum Verb {
     Plain(&'static str),
-    /// A script, which commands name by its SHA-1 hash; the second one is for servers in cluster mode.
-    Lua {
-        code: &'static str,
-        hashes: [OnceLock<String>; 2],
-    },
+    /// A script and its SHA-1 hash, by which commands name it; and the same for servers in cluster mode.
+    Lua(LazyLock<[(String, String); 2]>),
 }
 
 /// A call for several requests. Its arguments are those that all requests have in common, and then the own ones of
@@ -112,10 +108,9 @@ pub(super) enum Part {
 
 macro_rules! lua {
     ($($file:literal),+) => {
-        Verb::Lua {
-            code: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
-            hashes: [OnceLock::new(), OnceLock::new()],
-        }
+        Verb::Lua(LazyLock::new(|| {
+            scripts(concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))
+        }))
     };
 }
 
@@ -228,45 +223,32 @@ impl Verb {
     pub(super) fn word(&self, in_cluster_mode: bool) -> &str {
         match self {
             Plain(command) => command,
-            Self::Lua { code, hashes } => hashes[usize::from(in_cluster_mode)].get_or_init(|| {
-                let script = Script::new(&whole_script(code, in_cluster_mode));
-                script.get_hash().to_owned()
-            }),
+            Self::Lua(scripts) => &scripts[usize::from(in_cluster_mode)].1,
         }
     }
 }
 
-/// Returns a script as the server loads it.
-fn whole_script(code: &'static str, in_cluster_mode: bool) -> Cow<'static, str> {
-    match in_cluster_mode {
-        true => [UNDECLARED, include_str!("scripts/cluster_mode.lua"), code]
-            .concat()
-            .into(),
-        false => code.into(),
-    }
+/// Returns a script and its hash as servers load it, and as those in cluster mode do.
+fn scripts(code: &str) -> [(String, String); 2] {
+    ["", CLUSTER_MODE].map(|before| {
+        let code = [before, code].concat();
+        let hash = Script::new(&code).get_hash().to_owned();
+        (code, hash)
+    })
 }
 
 /// Returns the pipeline that loads all scripts, so that commands can name them by hash. Also used after a server has
 /// forgotten them (`SCRIPT FLUSH`).
 pub(super) fn load_all(in_cluster_mode: bool) -> Pipeline {
-    let of_row = |row: &'static &Operation| {
-        let shared = row.shared.as_ref().map(|shared| &shared.script);
-        [Some(&row.verb), shared].into_iter().flatten()
-    };
-    let verbs = TABLE.iter().flat_map(of_row).chain([&ADMIT]);
-    let mut scripts: Vec<_> = verbs
-        .filter_map(|verb| match verb {
-            Verb::Lua { code, .. } => Some(*code),
-            Plain(_) => None,
-        })
-        .collect();
-    // Two rows may have one script.
-    scripts.sort_unstable();
-    scripts.dedup();
+    let shared = TABLE.iter().filter_map(|row| row.shared.as_ref());
+    let scripts = TABLE.iter().map(|row| &row.verb);
+    let scripts = scripts.chain(shared.map(|call| &call.script));
     let mut pipeline = Pipeline::new();
-    for code in scripts {
-        let script = whole_script(code, in_cluster_mode);
-        pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script).ignore();
+    for script in scripts.chain([&ADMIT]) {
+        if let Verb::Lua(scripts) = script {
+            let (code, _) = &scripts[usize::from(in_cluster_mode)];
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(code).ignore();
+        }
     }
     pipeline
 }
@@ -296,9 +278,8 @@ pub(crate) struct EncodedCommand {
     counts: (usize, usize),
     /// The keys, and behind them the arguments.
     bytes: BytesMut,
-    keys_end: usize,
-    /// In a shared call: the end of its own arguments, and the beginning and the end of the common ones.
-    shared: [usize; 3],
+    /// Where the keys end, and each of the arguments behind them.
+    ends: [usize; MAX_ARGUMENTS + 1],
 }
 
 impl EncodedCommand {
@@ -310,16 +291,10 @@ impl EncodedCommand {
         for part in operation.keys {
             keys += part.put(command, notifies, &mut bytes);
         }
-        let (keys_end, mut arguments, mut shared) = (bytes.len(), 0, [0; 3]);
-        let bounds = operation.shared.as_ref();
-        let bounds = bounds.map_or([0; 3], |call| {
-            [call.own, call.common.start, call.common.end]
-        });
+        let (mut arguments, mut ends) = (0, [bytes.len(); MAX_ARGUMENTS + 1]);
         for (argument, place) in operation.arguments.iter().zip(1..) {
             arguments += argument.put(command, notifies, &mut bytes);
-            let ends = bounds.iter().zip(&mut shared);
-            let ends_here = ends.filter(|(bound, _)| **bound == place);
-            ends_here.for_each(|(_, end)| *end = bytes.len());
+            ends[place] = bytes.len();
         }
         let hasher = BuildHasherDefault::<DefaultHasher>::default();
         Self {
@@ -331,8 +306,7 @@ impl EncodedCommand {
             asks_for_vote: op.is_vote(),
             counts: (keys, arguments),
             bytes,
-            keys_end,
-            shared,
+            ends,
         }
     }
 
@@ -350,12 +324,16 @@ impl EncodedCommand {
 
     /// Returns the length of its part of a shared call.
     pub(super) fn own_bytes(&self) -> usize {
-        self.shared[0]
+        let shared = self.operation.shared.as_ref();
+        shared.map_or(0, |call| self.ends[call.own])
     }
 
     /// Returns the arguments that all commands of a shared call have in common.
     fn common(&self) -> &[u8] {
-        &self.bytes[self.shared[1]..self.shared[2]]
+        let shared = self.operation.shared.as_ref();
+        shared.map_or(b"", |call| {
+            &self.bytes[self.ends[call.common.start]..self.ends[call.common.end]]
+        })
     }
 }
 
@@ -373,21 +351,20 @@ pub(super) fn encode_call_into<'a>(
     let key = check.key.as_deref().filter(|_| of_vote);
     let generation = key.and(check.generation.as_ref());
     let generation = generation.map(|generation| generation.as_str().as_bytes());
-    let (keys, arguments) = first.counts;
-    let keys = count * keys + usize::from(key.is_some());
+    let keys = count * first.counts.0 + usize::from(key.is_some());
     let shared = first.operation.shared.as_ref().filter(|_| count > 1);
     let (verb, arguments) = match shared {
-        Some(call) => {
-            let common = call.common.len() + usize::from(of_vote);
-            (&call.script, common + count * call.own)
-        }
-        None => {
-            let arguments = arguments + usize::from(generation.is_some());
-            (&first.operation.verb, arguments)
-        }
+        Some(call) => (&call.script, call.common.len() + count * call.own),
+        None => (&first.operation.verb, first.counts.1),
     };
+    // A script for several requests is always given one, which may be empty.
+    let generation = match shared {
+        Some(_) if of_vote => Some(generation.unwrap_or_default()),
+        _ => generation,
+    };
+    let arguments = arguments + usize::from(generation.is_some());
     // A script is called by a command, and told which of the words behind it are keys.
-    let is_script = matches!(verb, Verb::Lua { .. });
+    let is_script = matches!(verb, Verb::Lua(_));
     let undeclared = is_script && check.in_cluster_mode;
     let words = if is_script { 3 } else { 1 } + usize::from(undeclared);
     put_length(output, b'*', keys + arguments + words);
@@ -402,28 +379,22 @@ pub(super) fn encode_call_into<'a>(
         put_number(output, keys as u64);
     }
     for command in commands.clone() {
-        output.extend_from_slice(&command.bytes[..command.keys_end]);
+        output.extend_from_slice(&command.bytes[..command.ends[0]]);
     }
     if let Some(key) = key {
         put_argument(output, key);
     }
-    if shared.is_none() {
-        output.extend_from_slice(&first.bytes[first.keys_end..]);
-        if let Some(generation) = generation {
-            put_argument(output, generation);
-        }
-        return;
+    match shared.map(|_| first.common()) {
+        None => output.extend_from_slice(&first.bytes[first.ends[0]..]),
+        Some(b"") => put_argument(output, b""),
+        Some(common) => output.extend_from_slice(common),
     }
-    match first.common() {
-        b"" => put_argument(output, b""),
-        common => output.extend_from_slice(common),
+    if let Some(generation) = generation {
+        put_argument(output, generation);
     }
-    if of_vote {
-        put_argument(output, generation.unwrap_or_default());
+    for command in commands.filter(|_| shared.is_some()) {
+        output.extend_from_slice(&command.bytes[command.ends[0]..command.own_bytes()]);
     }
-    commands.for_each(|command| {
-        output.extend_from_slice(&command.bytes[command.keys_end..command.shared[0]])
-    });
 }
 
 impl Part {
@@ -472,14 +443,12 @@ impl Part {
             Self::Notify if notifies => put_argument(output, b"1"),
             Self::Channels if notifies => {
                 let channels = names.iter().map(KeyNames::channel);
-                return channels
-                    .map(|channel| put_argument(output, channel))
-                    .count();
+                return put_all(output, channels);
             }
             Self::Notify | Self::Channels => return 0,
             key => {
                 let keys = names.iter().flat_map(|name| key.keys(name, op));
-                return keys.map(|key| put_argument(output, key)).count();
+                return put_all(output, keys);
             }
         }
         1
@@ -497,23 +466,18 @@ pub(super) fn number(op: &Op) -> Option<u64> {
 
 /// Returns the times that an operation names, and zero for those that it does not.
 fn times(op: &Op) -> (Duration, Duration) {
-    match *op {
-        Op::Acquire { ttl, retention, .. } | Op::Confirm { ttl, retention, .. } => (ttl, retention),
-        Op::Shared(
-            SharedOp::Acquire { ttl: time }
-            | SharedOp::Confirm { ttl: time }
-            | SharedOp::Announce { patience: time },
-        )
-        | Op::ReleaseAfter { left: time }
-        | Op::Revoke { until: time, .. }
-        | Op::Record {
-            retention: time, ..
+    let time = match *op {
+        Op::Acquire { ttl, retention, .. } | Op::Confirm { ttl, retention, .. } => {
+            return (ttl, retention);
         }
-        | Op::TopUp {
-            retention: time, ..
-        } => (time, Duration::ZERO),
-        _ => (Duration::ZERO, Duration::ZERO),
-    }
+        Op::Shared(SharedOp::Acquire { ttl } | SharedOp::Confirm { ttl }) => ttl,
+        Op::Shared(SharedOp::Announce { patience }) => patience,
+        Op::ReleaseAfter { left } => left,
+        Op::Revoke { until, .. } => until,
+        Op::Record { retention, .. } | Op::TopUp { retention, .. } => retention,
+        _ => Duration::ZERO,
+    };
+    (time, Duration::ZERO)
 }
 
 fn payload(op: &Op) -> &[u8] {
@@ -525,8 +489,15 @@ fn payload(op: &Op) -> &[u8] {
     }
 }
 
-/// Dragonfly, which can emulate cluster mode, refuses undeclared keys without this line; for others it is a comment.
-const UNDECLARED: &str = "--!df flags=allow-undeclared-keys\n";
+/// The beginning of scripts in cluster mode. Dragonfly, which can emulate it, refuses undeclared keys without the first line; for
+/// others it is a comment.
+const CLUSTER_MODE: &str = concat!(
+    "--!df flags=allow-undeclared-keys\n",
+    include_str!("scripts/cluster_mode.lua")
+);
+
+/// The most arguments of an operation.
+const MAX_ARGUMENTS: usize = 7;
 
 /// The size of an ordinary lock's command, or more.
 const BYTES: usize = 384;
@@ -535,6 +506,11 @@ fn put_argument(output: &mut BytesMut, argument: &[u8]) {
     put_length(output, b'$', argument.len());
     output.extend_from_slice(argument);
     output.extend_from_slice(b"\r\n");
+}
+
+/// Appends arguments, and returns how many they are.
+fn put_all<'a>(output: &mut BytesMut, all: impl Iterator<Item = &'a Arc<[u8]>>) -> usize {
+    all.map(|argument| put_argument(output, argument)).count()
 }
 
 fn put_number(output: &mut BytesMut, number: u64) {
