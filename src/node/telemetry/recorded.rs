@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::{
-    Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
 };
 use tokio::time::Instant;
 
@@ -30,19 +31,12 @@ pub(crate) fn describe<'a>(groups: impl Iterator<Item = &'a Arc<str>>) {
     }
     gauge!(HELD).increment(0.0);
     gauge!(WAITERS).increment(0.0);
-    let added: Vec<_> = {
-        let mut known = GROUPS.lock();
-        let added = groups.filter(|group| known.insert(Arc::clone(group)));
-        added.collect()
-    };
+    GROUPS.lock().extend(groups.map(Arc::clone));
     // Of a group and a resource that are registered at once, the one that comes last meets the other here.
     let resources = RESOURCES.lock().clone();
-    for (resource, has_records) in resources {
-        for group in &added {
-            register_in(resource, has_records, Some(group));
-        }
+    for (resource, has_records) in resources.into_iter().chain([(UNNAMED, false)]) {
+        register(resource, has_records);
     }
-    register(UNNAMED, false);
 }
 
 /// Registers the metrics of a kind of resource, so that they can be seen before anything has been counted.
@@ -70,10 +64,10 @@ fn register_in(resource: &'static str, has_records: bool, group: Option<&Arc<str
 
 /// Returns labels, with that of the group if there is one.
 fn labels<const N: usize>(
-    labels: [(&'static str, &'static str); N],
+    labels: [(&'static str, impl Into<SharedString>); N],
     group: Option<&Arc<str>>,
 ) -> Vec<Label> {
-    let labels = labels.map(|(name, value)| Label::from_static_parts(name, value));
+    let labels = labels.map(|(name, value)| Label::new(name, value));
     let group = group.map(|group| Label::new("group", Arc::clone(group)));
     labels.into_iter().chain(group).collect()
 }
@@ -123,16 +117,8 @@ pub(crate) fn unrecorded() {
 /// Sets whether a node answers and may vote.
 #[cfg(feature = "redis")]
 pub(crate) fn node_up(node: &Arc<str>, group: Option<&Arc<str>>, up: bool) {
-    let labels = node_labels(node, group);
+    let labels = labels([("node", Arc::clone(node))], group);
     gauge!(NODE_UP, labels).set(if up { 1.0 } else { 0.0 });
-}
-
-/// Returns the labels of a node, with that of its group if that is one of several.
-#[cfg(feature = "redis")]
-fn node_labels(node: &Arc<str>, group: Option<&Arc<str>>) -> Vec<Label> {
-    let mut labels = labels([], group);
-    labels.insert(0, Label::new("node", Arc::clone(node)));
-    labels
 }
 
 /// The times that a node took to answer requests, by kind of request.
@@ -150,7 +136,7 @@ pub(crate) struct NodeCalls {
 impl NodeCalls {
     pub(crate) fn new(node: &Arc<str>, group: Option<&Arc<str>>) -> Self {
         Self {
-            labels: node_labels(node, group),
+            labels: labels([("node", Arc::clone(node))], group),
             cached: Vec::new(),
             cached_until: Instant::now(),
         }
