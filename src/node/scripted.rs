@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::node::Mutex;
@@ -18,10 +18,11 @@ use crate::protocol::message::{Command, Reply};
 use crate::protocol::message::{Op, SharedOp};
 
 /// How a scripted node treats the requests that reach it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Gate {
     /// Executes and answers the request at once.
+    #[default]
     Ready,
     /// Executes and answers the request after this delay, in order.
     Slow(Duration),
@@ -175,7 +176,7 @@ pub(crate) struct ScriptedNode {
     script: Mutex<Script>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Script {
     gate: Gate,
     by_kind: BTreeMap<OpKind, Gate>,
@@ -190,21 +191,15 @@ struct Script {
 #[derive(Debug)]
 pub(crate) struct ScriptedLane {
     node: Arc<ScriptedNode>,
-    /// Delivers jobs in order, after the first slow one. Closed before.
-    wire: Mutex<mpsc::UnboundedSender<(Instant, Job)>>,
+    /// Delivers the last job that was slow, or behind a slow one.
+    last: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl ScriptedNode {
     fn new(index: usize) -> Self {
         Self {
             store: Arc::new(EmbeddedNode::new(index)),
-            script: Mutex::new(Script {
-                gate: Gate::Ready,
-                by_kind: BTreeMap::new(),
-                sent: BTreeMap::new(),
-                is_silent: false,
-                unanswered: Vec::new(),
-            }),
+            script: Mutex::default(),
         }
     }
 }
@@ -213,30 +208,26 @@ impl ScriptedLane {
     pub(crate) fn to(node: &Arc<ScriptedNode>) -> Self {
         Self {
             node: Arc::clone(node),
-            wire: Mutex::new(mpsc::unbounded_channel().0),
+            last: Mutex::default(),
         }
     }
 
     /// Delivers a job after a delay, behind all earlier ones.
     fn post(&self, delay: Duration, job: Job) {
         let arrives = Instant::now() + delay;
-        let mut wire = self.wire.lock();
-        if delay.is_zero() && wire.is_closed() {
+        let mut last = self.last.lock();
+        let before = last.take_if(|before| !before.is_finished());
+        if delay.is_zero() && before.is_none() {
             return self.node.store.submit(job);
         }
-        let Err(mpsc::error::SendError(first)) = wire.send((arrives, job)) else {
-            return;
-        };
-        let (sender, mut jobs) = mpsc::unbounded_channel::<(Instant, Job)>();
         let store = Arc::clone(&self.node.store);
-        tokio::spawn(async move {
-            while let Some((arrives, job)) = jobs.recv().await {
-                tokio::time::sleep_until(arrives).await;
-                store.submit(job);
+        *last = Some(tokio::spawn(async move {
+            if let Some(before) = before {
+                drop(before.await);
             }
-        });
-        drop(sender.send(first));
-        *wire = sender;
+            tokio::time::sleep_until(arrives).await;
+            store.submit(job);
+        }));
     }
 }
 
