@@ -10,8 +10,7 @@ use deadpool::managed::{
     Manager, Metrics, Pool, PoolConfig, PoolError, RecycleError, RecycleResult,
 };
 use deadpool_redis::redis::{
-    ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline, ProtocolVersion,
-    RedisConnectionInfo,
+    ConnectionAddr, IntoConnectionInfo, Pipeline, ProtocolVersion, RedisConnectionInfo,
 };
 use deadpool_redis::{Config, Connection, Runtime};
 use futures_util::FutureExt;
@@ -22,7 +21,7 @@ use crate::node::redis::credentials::Login;
 use crate::node::redis::describe::{
     describe, describe_auth, describe_panic, describe_refusal, describe_url, is_wrong_login,
 };
-use crate::node::redis::link::{ByteStream, Link, Socket};
+use crate::node::redis::link::Link;
 
 /// One server: its connections, and the name to show.
 pub(crate) struct Endpoint {
@@ -59,8 +58,18 @@ impl Endpoint {
             (None, None) => return Err("it names no server; set url or connection".into()),
         };
         let info = info.map_err(|error| describe_url(&error))?;
-        let address = Address::new(&info, login)?;
-        Self::new(address.name().into(), Connector::Address(address), pool)
+        let name: Arc<str> = name_of(info.addr())?.into();
+        let address = Address {
+            name: Arc::clone(&name),
+            server: info.addr().clone(),
+            // Requests are sent in RESP2.
+            settings: info
+                .redis_settings()
+                .clone()
+                .set_protocol(ProtocolVersion::RESP2),
+            login: login.cloned(),
+        };
+        Self::new(name, Connector::Address(address), pool)
     }
 
     /// Creates the endpoint of a user's pool.
@@ -75,16 +84,9 @@ impl Endpoint {
 
     /// Returns what tells the node from others: each database of a server is a node of its own.
     pub(crate) fn identity(&self) -> String {
-        let database = self.address().map_or(0, |address| address.settings.db());
+        let address = self.pool.manager().address();
+        let database = address.map_or(0, |address| address.settings.db());
         format!("{}/{database}", self.name)
-    }
-
-    /// Returns the address of the server, if it is known.
-    pub(super) fn address(&self) -> Option<&Address> {
-        match self.pool.manager() {
-            Connector::Address(address) => Some(address),
-            Connector::Pool(_) => None,
-        }
     }
 
     fn new(name: Arc<str>, connector: Connector, config: PoolConfig) -> Result<Self, String> {
@@ -96,13 +98,18 @@ impl Endpoint {
 }
 
 impl Connector {
-    /// Returns for how long a connection may wait for its credentials.
-    pub(super) fn login_limit(&self) -> Duration {
+    /// Returns the address of the server, if it is known.
+    pub(super) fn address(&self) -> Option<&Address> {
         match self {
-            Self::Address(address) => address.login.as_ref().map(|login| login.limit),
+            Self::Address(address) => Some(address),
             Self::Pool(_) => None,
         }
-        .unwrap_or_default()
+    }
+
+    /// Returns for how long a connection may wait for its credentials.
+    pub(super) fn login_limit(&self) -> Duration {
+        let login = self.address().and_then(|address| address.login.as_ref());
+        login.map_or(Duration::ZERO, |login| login.limit)
     }
 }
 
@@ -113,7 +120,7 @@ impl Manager for Connector {
     async fn create(&self) -> Result<Link, Arc<str>> {
         let opening = async {
             match self {
-                Self::Address(address) => greet(address).await,
+                Self::Address(address) => address.open().await,
                 Self::Pool(pool) => {
                     let pooled = pool.get().await;
                     let pooled = pooled.map_err(|error| match error {
@@ -149,95 +156,83 @@ impl Manager for Connector {
 /// The address of a server and the credentials for it.
 #[derive(Debug)]
 pub(super) struct Address {
-    target: Target,
-    pub(super) settings: RedisConnectionInfo,
+    name: Arc<str>,
+    server: ConnectionAddr,
+    settings: RedisConnectionInfo,
     /// Who is asked for the credentials of each connection, if they are not those of the settings.
-    pub(super) login: Option<Login>,
-}
-
-#[derive(Debug)]
-enum Target {
-    Tcp(String, u16),
-    #[cfg(feature = "tls-rustls")]
-    Tls(String, u16),
-    #[cfg(unix)]
-    Unix(std::path::PathBuf),
+    login: Option<Login>,
 }
 
 impl Address {
-    /// Checks that the address can be connected to.
-    ///
-    /// # Errors
-    ///
-    /// Returns the reason and the remedy.
-    pub(super) fn new(info: &ConnectionInfo, login: Option<&Login>) -> Result<Self, String> {
-        let target = match info.addr() {
-            ConnectionAddr::Tcp(host, port) => Target::Tcp(host.clone(), *port),
-            ConnectionAddr::TcpTls { insecure: true, .. } => {
-                return Err("certificates are always verified; remove `#insecure`, and set SSL_CERT_FILE to trust \
-                    a private authority"
-                    .into());
+    /// Connects to the server, and logs in. If the server refuses the credentials of a provider, it does so once more: they
+    /// may have been replaced since the provider returned them.
+    async fn open(&self) -> Result<Link, Arc<str>> {
+        let mut may_repeat = self.login.is_some();
+        loop {
+            let connected = self.connect().await;
+            let mut link = connected.map_err(|error| error.to_string())?;
+            // Once the server is connected, because a token for a server that is down would be of no use.
+            let mut settings = self.settings.clone();
+            if let Some(login) = &self.login {
+                settings = login.add_to(settings, &self.name).await?;
             }
+            let mut greeting = Pipeline::new();
+            if let Some(password) = settings.password() {
+                greeting.cmd("AUTH").arg(settings.username()).arg(password);
+            }
+            if settings.db() != 0 {
+                greeting.cmd("SELECT").arg(settings.db());
+            }
+            let (replies, answered) = link.exchange(&greeting).await;
+            let has_auth = settings.password().is_some();
+            let (auth, others) = replies.split_at(usize::from(has_auth).min(replies.len()));
+            if std::mem::take(&mut may_repeat) && auth.iter().any(is_wrong_login) {
+                continue;
+            }
+            let refused = auth.iter().find_map(describe_auth);
+            return match refused.or_else(|| others.iter().find_map(describe_refusal)) {
+                Some(why) => Err(why),
+                None => answered.map(|()| link),
+            };
+        }
+    }
+
+    /// Connects to the server.
+    async fn connect(&self) -> io::Result<Link> {
+        Ok(match &self.server {
+            ConnectionAddr::Tcp(host, port) => Link::new(connect_tcp(host, *port).await?),
             #[cfg(feature = "tls-rustls")]
-            ConnectionAddr::TcpTls { host, port, .. } => Target::Tls(host.clone(), *port),
+            ConnectionAddr::TcpTls { host, port, .. } => {
+                let stream = connect_tcp(host, *port).await?;
+                Link::new(crate::node::redis::tls::encrypt(stream, host).await?)
+            }
             #[cfg(unix)]
-            ConnectionAddr::Unix(path) => Target::Unix(path.components().collect()),
-            _ => return Err("TLS needs the feature `tls-rustls`, and Unix sockets a Unix".into()),
-        };
-        // Requests are sent in RESP2.
-        let settings = info.redis_settings().clone();
-        let settings = settings.set_protocol(ProtocolVersion::RESP2);
-        Ok(Self {
-            target,
-            settings,
-            login: login.cloned(),
+            ConnectionAddr::Unix(path) => Link::new(tokio::net::UnixStream::connect(path).await?),
+            // They have no name.
+            _ => return Err(io::ErrorKind::Unsupported.into()),
         })
     }
+}
 
-    /// Returns the name to show, by which a server that is listed twice is recognised.
-    pub(super) fn name(&self) -> String {
-        match &self.target {
-            Target::Tcp(host, port) => format!("{}:{port}", normalised(host)),
-            #[cfg(feature = "tls-rustls")]
-            Target::Tls(host, port) => format!("{}:{port}", normalised(host)),
-            #[cfg(unix)]
-            Target::Unix(path) => path.display().to_string(),
+/// Returns the name to show for a server, by which one that is listed twice is recognised.
+///
+/// # Errors
+///
+/// Returns the reason and the remedy if it cannot be connected to.
+fn name_of(server: &ConnectionAddr) -> Result<String, String> {
+    match server {
+        ConnectionAddr::TcpTls { insecure: true, .. } => {
+            Err("certificates are always verified; remove `#insecure`, and set SSL_CERT_FILE to trust a private authority".into())
         }
-    }
-
-    /// Returns the commands with which a connection begins, and whether the first one is `AUTH`.
-    pub(super) async fn greeting(&self) -> Result<(Pipeline, bool), Arc<str>> {
-        let mut settings = self.settings.clone();
-        if let Some(login) = &self.login {
-            settings = login.add_to(settings, &self.name()).await?;
+        ConnectionAddr::Tcp(host, port) => Ok(format!("{}:{port}", normalised(host))),
+        #[cfg(feature = "tls-rustls")]
+        ConnectionAddr::TcpTls { host, port, .. } => Ok(format!("{}:{port}", normalised(host))),
+        #[cfg(unix)]
+        ConnectionAddr::Unix(path) => {
+            let path: std::path::PathBuf = path.components().collect();
+            Ok(path.display().to_string())
         }
-        let mut greeting = Pipeline::new();
-        if let Some(password) = settings.password() {
-            greeting.cmd("AUTH");
-            if let Some(user) = settings.username() {
-                greeting.arg(user);
-            }
-            greeting.arg(password);
-        }
-        if settings.db() != 0 {
-            greeting.cmd("SELECT").arg(settings.db());
-        }
-        Ok((greeting, settings.password().is_some()))
-    }
-
-    /// Opens a stream to the server.
-    pub(super) async fn connect(&self) -> io::Result<Box<dyn ByteStream>> {
-        match &self.target {
-            Target::Tcp(host, port) => Ok(Box::new(connect_tcp(host, *port).await?)),
-            #[cfg(feature = "tls-rustls")]
-            Target::Tls(host, port) => {
-                let stream = connect_tcp(host, *port).await?;
-                let encrypted = crate::node::redis::tls::encrypt(stream, host).await?;
-                Ok(Box::new(encrypted))
-            }
-            #[cfg(unix)]
-            Target::Unix(path) => Ok(Box::new(tokio::net::UnixStream::connect(path).await?)),
-        }
+        _ => Err("TLS needs the feature `tls-rustls`, and Unix sockets a Unix".into()),
     }
 }
 
@@ -261,29 +256,6 @@ async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     // Otherwise a release right behind its lock would wait for the acknowledgment of that.
     stream.set_nodelay(true)?;
     Ok(stream)
-}
-
-/// Connects to a server, and logs in. If the server refuses the credentials of a provider, it does so once more: they may have
-/// been replaced since the provider returned them.
-async fn greet(address: &Address) -> Result<Link, Arc<str>> {
-    let mut may_repeat = address.login.is_some();
-    loop {
-        let stream = address.connect().await;
-        let socket = Socket::new(stream.map_err(|error| error.to_string())?);
-        let mut link = Link::Own(Box::new(socket));
-        // Once the server is connected, because a token for a server that is down would be of no use.
-        let (greeting, has_auth) = address.greeting().await?;
-        let (replies, answered) = link.exchange(&greeting).await;
-        let (auth, others) = replies.split_at(usize::from(has_auth).min(replies.len()));
-        if std::mem::take(&mut may_repeat) && auth.iter().any(is_wrong_login) {
-            continue;
-        }
-        let refused = auth.iter().find_map(describe_auth);
-        return match refused.or_else(|| others.iter().find_map(describe_refusal)) {
-            Some(why) => Err(why),
-            None => answered.map(|()| link),
-        };
-    }
 }
 
 /// The number of records that are read from one server at once, unless the configuration of a pool says otherwise.

@@ -13,7 +13,7 @@ use crate::node::failure::NodeFailure;
 use crate::node::redis::decode;
 use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
-use crate::node::redis::link::{Link, Socket};
+use crate::node::redis::link::Link;
 use crate::node::redis::listener;
 use crate::node::redis::table::{EncodedCommand, GenerationCheck, encode_call_into};
 use crate::protocol::admission::Generation;
@@ -21,12 +21,12 @@ use crate::protocol::message::{Command, Reply};
 
 /// The replies that arrive on a stream.
 #[expect(missing_debug_implementations, reason = "only fuzz targets use it")]
-pub struct ReplyStream(Socket);
+pub struct ReplyStream(Link);
 
 impl ReplyStream {
     /// Takes over a stream.
     pub fn new(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
-        Self(Socket::new(Box::new(stream)))
+        Self(Link::new(stream))
     }
 
     /// Reads the next reply.
@@ -115,7 +115,7 @@ impl AdmissionGuard {
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         attempt: Duration,
     ) -> Result<Duration, Arc<str>> {
-        let mut link = Link::Own(Box::new(Socket::new(Box::new(stream))));
+        let mut link = Link::new(stream);
         let admission = self.0.admit(node, &mut link, attempt).await?;
         Ok(admission.left)
     }

@@ -5,44 +5,65 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BytesMut};
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value, parse_redis_value, pipe};
+use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisResult, Value, parse_redis_value, pipe};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::unconstrained;
 
 use crate::node::redis::describe::{describe, describe_refusal};
 
 /// A connection to a server, which answers requests in the order in which they are sent.
-pub(super) enum Link {
+pub(super) struct Link {
+    transport: Transport,
+    /// The requests that have not been written yet.
+    output: BytesMut,
+    /// The number of requests without a reply.
+    unanswered: usize,
+}
+
+enum Transport {
     /// A socket, to a server whose address is known.
-    Own(Box<Socket>),
+    Own(Socket),
     /// A connection of redis-rs, from the user's pool.
     Pooled(PooledLink),
 }
 
 impl Link {
+    /// Takes over a stream on which nothing is in transit.
+    pub(super) fn new(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        Self::over(Transport::Own(Socket {
+            stream: Box::new(stream),
+            input: BytesMut::new(),
+            open: Vec::new(),
+            length: 0,
+        }))
+    }
+
     pub(super) fn from_pool(connection: MultiplexedConnection) -> Self {
-        Self::Pooled(PooledLink {
+        Self::over(Transport::Pooled(PooledLink {
             connection,
             unanswered: VecDeque::new(),
             arrived: VecDeque::new(),
-            is_lost: false,
-        })
+        }))
     }
 
-    /// Sends this many commands together as they go over the wire, behind all earlier ones. Each has one reply.
-    pub(super) fn send(&mut self, commands: usize, write: impl FnOnce(&mut BytesMut)) {
-        match self {
-            Self::Own(socket) => socket.send(commands, write),
-            Self::Pooled(pooled) => {
-                let mut bytes = BytesMut::new();
-                write(&mut bytes);
-                pooled.send(&bytes);
-            }
+    fn over(transport: Transport) -> Self {
+        Self {
+            transport,
+            output: BytesMut::new(),
+            unanswered: 0,
         }
+    }
+
+    /// Appends this many commands as they go over the wire to those that polling for the replies writes. Each has one reply.
+    pub(super) fn send(&mut self, commands: usize, write: impl FnOnce(&mut BytesMut)) {
+        write(&mut self.output);
+        self.unanswered += commands;
     }
 
     /// Sends a pipeline, behind all earlier requests.
@@ -52,7 +73,7 @@ impl Link {
         });
     }
 
-    /// Returns the next reply. Also writes requests that have not been written yet.
+    /// Returns the next reply, or what the server sends unasked. Also writes requests that have not been written yet.
     ///
     /// # Errors
     ///
@@ -61,10 +82,20 @@ impl Link {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Value, Arc<str>>> {
-        match self {
-            Self::Own(socket) => socket.poll_reply(context),
-            Self::Pooled(pooled) => pooled.poll_reply(context),
-        }
+        let reply = ready!(match &mut self.transport {
+            Transport::Own(socket) => {
+                let written = socket.write(&mut self.output, context);
+                written.map_err(|error| error.to_string())?;
+                socket.poll_reply(context)
+            }
+            Transport::Pooled(pooled) => {
+                pooled.write(&mut self.output);
+                pooled.poll_reply(context)
+            }
+        })?;
+        // A request that fails stays unanswered: a connection that was lost is not idle.
+        self.unanswered = self.unanswered.saturating_sub(1);
+        Poll::Ready(Ok(reply))
     }
 
     /// Waits for the next reply.
@@ -119,18 +150,12 @@ impl Link {
 
     /// Returns whether the connection may be used: no requests are unanswered, and it is not known to be lost.
     pub(super) fn is_idle(&mut self) -> bool {
-        let is_unusable = match self {
-            Self::Own(socket) => socket.is_waiting(),
-            // If replies have arrived that were not returned, polling returns one.
-            Self::Pooled(pooled) => pooled.is_lost || !pooled.unanswered.is_empty(),
-        };
-        let mut context = Context::from_waker(Waker::noop());
-        !is_unusable && self.poll_reply(&mut context).is_pending()
+        self.unanswered == 0 && self.reply().now_or_never().is_none()
     }
 }
 
 /// A stream of bytes to a server and back: TCP, TLS or a Unix socket.
-pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 
@@ -145,57 +170,20 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 /// Values and arrays are read here, because the parser of redis-rs starts again with each reply, or owns the bytes if it
 /// is to continue one; a number, which is what a request usually gets, then costs it two clearings of a buffer of eight
 /// kibibytes and three allocations. It reads the other lines.
-pub(super) struct Socket {
+struct Socket {
     stream: Box<dyn ByteStream>,
-    /// The bytes to write.
-    output: BytesMut,
     /// The bytes that were read and not parsed yet.
     input: BytesMut,
     /// The arrays of the reply that is being read, the outermost first, each with the number of its elements.
     open: Vec<(Vec<Value>, usize)>,
     /// The length of what has been parsed of that reply.
     length: usize,
-    /// The number of requests without a reply.
-    unanswered: usize,
 }
 
 impl Socket {
-    /// Takes over a stream on which nothing is in transit.
-    pub(super) fn new(stream: Box<dyn ByteStream>) -> Self {
-        Self {
-            stream,
-            output: BytesMut::new(),
-            input: BytesMut::new(),
-            open: Vec::new(),
-            length: 0,
-            unanswered: 0,
-        }
-    }
-
-    /// Appends requests with this many replies to the output, which polling for the replies writes.
-    pub(super) fn send(&mut self, replies: usize, write: impl FnOnce(&mut BytesMut)) {
-        write(&mut self.output);
-        self.unanswered = self.unanswered.saturating_add(replies);
-    }
-
-    /// Returns whether requests are unanswered.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.unanswered > 0
-    }
-
-    /// Returns the next reply, or what the server sends unasked.
-    ///
-    /// # Errors
-    ///
-    /// The connection is lost.
-    pub(super) fn poll_reply(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Value, Arc<str>>> {
-        self.write(context).map_err(|error| error.to_string())?;
+    fn poll_reply(&mut self, context: &mut Context<'_>) -> Poll<Result<Value, Arc<str>>> {
         loop {
             if let Some(reply) = self.parse()? {
-                self.unanswered = self.unanswered.saturating_sub(1);
                 return Poll::Ready(Ok(reply));
             }
             ready!(self.poll_fill(context))?;
@@ -204,10 +192,7 @@ impl Socket {
 
     /// Takes the next reply out of the input, if it is complete. Each element is parsed once, however the reply arrives.
     fn parse(&mut self) -> Result<Option<Value>, Arc<str>> {
-        loop {
-            let Some((mut value, elements, length)) = parse_element(&self.input)? else {
-                return Ok(None);
-            };
+        while let Some((mut value, elements, length)) = parse_element(&self.input)? {
             self.input.advance(length);
             self.length += length;
             if elements > 0 {
@@ -231,6 +216,7 @@ impl Socket {
                 self.open.pop();
             }
         }
+        Ok(None)
     }
 
     /// Reads more bytes from the stream.
@@ -249,12 +235,12 @@ impl Socket {
     }
 
     /// Writes as much as the stream accepts.
-    fn write(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        match pin!(self.stream.write_all_buf(&mut self.output)).poll(context) {
+    fn write(&mut self, output: &mut BytesMut, context: &mut Context<'_>) -> io::Result<()> {
+        match pin!(self.stream.write_all_buf(output)).poll(context) {
             Poll::Ready(written) => written?,
             Poll::Pending => return Ok(()),
         }
-        shrink(&mut self.output);
+        shrink(output);
         // TLS has a buffer of its own.
         match Pin::new(&mut self.stream).poll_flush(context) {
             Poll::Ready(flushed) => flushed,
@@ -300,10 +286,8 @@ fn parse_element(input: &[u8]) -> Result<Option<(Value, usize, usize)>, Arc<str>
         };
         return Ok(Some((value, 0, line.len())));
     }
-    let number = str::from_utf8(content)
-        .ok()
-        .and_then(|digits| digits.parse().ok());
-    let number: i64 = number.ok_or(INVALID)?;
+    let digits = str::from_utf8(content).map_err(|_| INVALID)?;
+    let number: i64 = digits.parse().map_err(|_| INVALID)?;
     Ok(match (kind, usize::try_from(number)) {
         (b':', _) => Some((Value::Int(number), 0, line.len())),
         (_, Err(_)) if number < 0 => Some((Value::Nil, 0, line.len())),
@@ -323,33 +307,32 @@ fn parse_element(input: &[u8]) -> Result<Option<(Value, usize, usize)>, Arc<str>
 }
 
 /// A connection of redis-rs, which drives it in a task of its own.
-pub(super) struct PooledLink {
+struct PooledLink {
     connection: MultiplexedConnection,
     /// The replies to all unanswered requests, oldest first, of those that were sent together in one. Dropping one may keep
     /// redis-rs from sending its requests.
-    unanswered: VecDeque<PooledReplies>,
+    unanswered: VecDeque<BoxFuture<'static, RedisResult<Vec<Value>>>>,
     /// The replies that have arrived and were not returned yet.
     arrived: VecDeque<Value>,
-    /// Whether a request has failed.
-    is_lost: bool,
 }
-
-type PooledReplies = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
 
 impl PooledLink {
     /// Sends commands together, behind all earlier ones.
-    fn send(&mut self, bytes: &[u8]) {
+    fn write(&mut self, output: &mut BytesMut) {
+        if output.is_empty() {
+            return;
+        }
         let mut connection = self.connection.clone();
-        let pipeline = read_commands(bytes);
+        let pipeline = read_commands(&output.split());
         // The first poll enqueues the commands in redis-rs, so polling in order keeps the order. It would enqueue nothing if
         // the budget of the task were used up.
-        let mut replies: PooledReplies = Box::pin(unconstrained(async move {
+        let replies = unconstrained(async move {
             let count = pipeline.len();
             connection.req_packed_commands(&pipeline, 0, count).await
-        }));
-        let mut context = Context::from_waker(Waker::noop());
-        if let Poll::Ready(values) = replies.as_mut().poll(&mut context) {
-            replies = Box::pin(std::future::ready(values));
+        });
+        let mut replies = replies.boxed();
+        if let Some(values) = (&mut replies).now_or_never() {
+            replies = std::future::ready(values).boxed();
         }
         self.unanswered.push_back(replies);
     }
@@ -361,7 +344,6 @@ impl PooledLink {
             };
             let values = ready!(oldest.as_mut().poll(context));
             self.unanswered.pop_front();
-            self.is_lost |= values.is_err();
             self.arrived = values.map_err(|error| describe(&error))?.into();
         }
         Poll::Ready(Ok(self.arrived.pop_front().unwrap_or(Value::Nil)))

@@ -56,10 +56,8 @@ struct ListenerTask {
     is_pinged: bool,
     /// When to ping the connection, to close it, or to open one.
     timer: Instant,
-    /// When the connection may be closed at the earliest.
-    close_at: Instant,
-    /// When to connect at the earliest.
-    connect_at: Instant,
+    /// When a connection may be closed, or another one opened, at the earliest.
+    rests_until: Instant,
     /// Whether a missing permission to subscribe has been logged.
     has_warned: bool,
 }
@@ -115,8 +113,7 @@ impl Listener {
             requests: VecDeque::new(),
             is_pinged: false,
             timer: now,
-            close_at: now,
-            connect_at: now,
+            rests_until: now,
             has_warned: false,
         }
     }
@@ -163,11 +160,10 @@ impl ListenerTask {
             }
         }
         if self.link.is_none() {
-            self.timer = self.connect_at;
-        }
-        if self.signals.is_empty() {
+            self.timer = self.rests_until;
+        } else if self.signals.is_empty() {
             // The timer stays as it is: the connection of subscriptions that come and go may be dead.
-            self.close_at = Instant::now() + LINGER;
+            self.rests_until = Instant::now() + LINGER;
         }
     }
 
@@ -198,7 +194,7 @@ impl ListenerTask {
             if is_used {
                 self.connect().await;
             }
-        } else if !is_used && self.close_at <= now {
+        } else if !is_used && self.rests_until <= now {
             self.link = None;
         } else if self.is_pinged {
             self.on_lost("no answer");
@@ -264,8 +260,8 @@ impl ListenerTask {
         );
         self.link = None;
         self.unsubscribe_all();
-        self.connect_at = Instant::now() + PAUSE;
-        self.timer = self.connect_at;
+        self.rests_until = Instant::now() + PAUSE;
+        self.timer = self.rests_until;
     }
 
     fn unsubscribe_all(&self) {
@@ -300,7 +296,6 @@ mod tests {
     use crate::protocol::Quorum;
 
     use super::*;
-    use crate::node::redis::link::Socket;
     use crate::node::redis::server::tests::server;
     use crate::node::{ReleaseSubscription, ReleaseWatch};
 
@@ -312,7 +307,7 @@ mod tests {
             while theirs.read(&mut swallowed).await.is_ok_and(|read| read > 0) {}
         });
         let mut task = Listener::new(&server()).task();
-        task.link = Some(Link::Own(Box::new(Socket::new(Box::new(ours)))));
+        task.link = Some(Link::new(ours));
         let subscription = ReleaseSubscription::new(Quorum::new(1).unwrap(), |_| None);
         let signal = &subscription.signal;
         let lock = Arc::from(&b"k"[..]);

@@ -20,7 +20,6 @@ use tracing::trace_span;
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::redis::decode::decode;
-use crate::node::redis::endpoint::Connector;
 use crate::node::redis::lane;
 use crate::node::redis::listener::Listener;
 use crate::node::redis::server::RedisServer;
@@ -39,7 +38,7 @@ pub(crate) struct RedisNode {
 
 impl RedisNode {
     pub(crate) fn new(server: RedisServer) -> Self {
-        let is_known = matches!(server.pool.manager(), Connector::Address(_));
+        let is_known = server.pool.manager().address().is_some();
         let server = Arc::new(server);
         Self {
             listener: is_known.then(|| Listener::new(&server)),
@@ -105,8 +104,7 @@ impl Node for RedisNode {
     fn fetch(&self, mut job: Job) {
         self.open_span(&mut job);
         if let Some(failure @ NodeFailure::Unreachable { .. }) = self.server.failure() {
-            job.sender.send(Err(failure));
-            return;
+            return job.sender.send(Err(failure));
         }
         let server = Arc::clone(&self.server);
         self.server.home.spawn(async move {

@@ -210,7 +210,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::node::redis::guard::Admission;
-    use crate::node::redis::link::{Link, Socket};
+    use crate::node::redis::link::Link;
     use crate::node::redis::server::tests::server;
     use crate::protocol::admission::Generation;
 
@@ -222,7 +222,7 @@ pub(super) mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap());
         let (client, server) = tokio::join!(client, listener.accept());
         let opened = Live {
-            link: Link::Own(Box::new(Socket::new(Box::new(client.unwrap())))),
+            link: Link::new(client.unwrap()),
             admission: Admission::default(),
             since: Instant::now(),
             is_used: false,

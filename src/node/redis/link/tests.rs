@@ -1,6 +1,7 @@
 //! Tests of links and sockets.
 
 use std::sync::LazyLock;
+use std::task::Waker;
 use std::time::Duration;
 
 use bytes::BufMut;
@@ -13,24 +14,23 @@ use tokio_test::task::spawn;
 
 use super::*;
 
-async fn connected() -> (Socket, TcpStream) {
+async fn connected() -> (Link, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap());
     let (client, server) = tokio::join!(client, listener.accept());
-    (Socket::new(Box::new(client.unwrap())), server.unwrap().0)
+    (Link::new(client.unwrap()), server.unwrap().0)
 }
 
-async fn reply(socket: &mut Socket) -> Result<Value, Arc<str>> {
-    let polled = poll_fn(|context| socket.poll_reply(context));
-    let polled = timeout(Duration::from_secs(10), polled).await;
-    polled.expect("the reply arrives")
+async fn reply(link: &mut Link) -> Result<Value, Arc<str>> {
+    let reply = timeout(Duration::from_secs(10), link.reply()).await;
+    reply.expect("the reply arrives")
 }
 
 #[tokio::test]
 async fn poll_reply_returns_the_replies_in_order() {
-    let (mut socket, mut server) = connected().await;
-    socket.send(2, |output| output.put_slice(b"ab"));
-    socket.send(1, |output| output.put_slice(b"c"));
+    let (mut link, mut server) = connected().await;
+    link.send(2, |output| output.put_slice(b"ab"));
+    link.send(1, |output| output.put_slice(b"c"));
     let serve = async {
         let mut asked = [0; 3];
         server.read_exact(&mut asked).await.unwrap();
@@ -40,19 +40,19 @@ async fn poll_reply_returns_the_replies_in_order() {
             tokio::task::yield_now().await;
         }
     };
-    let (first, ()) = tokio::join!(reply(&mut socket), serve);
+    let (first, ()) = tokio::join!(reply(&mut link), serve);
     assert_eq!(first.unwrap(), Value::Int(1));
-    assert_eq!(reply(&mut socket).await.unwrap(), Value::Int(2));
-    assert!(socket.is_waiting());
-    assert_eq!(reply(&mut socket).await.unwrap(), Value::Int(3));
-    assert!(!socket.is_waiting());
+    assert_eq!(reply(&mut link).await.unwrap(), Value::Int(2));
+    assert!(!link.is_idle());
+    assert_eq!(reply(&mut link).await.unwrap(), Value::Int(3));
+    assert!(link.is_idle());
 }
 
 #[tokio::test]
 async fn buffers_shrink_after_a_big_request_and_a_big_reply() {
-    let (mut socket, mut server) = connected().await;
+    let (mut link, mut server) = connected().await;
     let size = 40 * MAX_KEPT;
-    socket.send(1, |output| output.resize(size, b'x'));
+    link.send(1, |output| output.resize(size, b'x'));
     let serve = async {
         let mut asked = vec![0; size];
         server.read_exact(&mut asked).await.unwrap();
@@ -61,48 +61,51 @@ async fn buffers_shrink_after_a_big_request_and_a_big_reply() {
         server.write_all(&asked).await.unwrap();
         server.write_all(b"\r\n").await.unwrap();
     };
-    let (reply, ()) = tokio::join!(reply(&mut socket), serve);
+    let (reply, ()) = tokio::join!(reply(&mut link), serve);
     assert_eq!(reply.unwrap(), Value::BulkString(vec![b'x'; size]));
-    socket.send(1, |output| output.put_u8(b'y'));
+    link.send(1, |output| output.put_u8(b'y'));
     server.write_all(b"+OK\r\n").await.unwrap();
-    assert_eq!(self::reply(&mut socket).await.unwrap(), Value::Okay);
+    assert_eq!(self::reply(&mut link).await.unwrap(), Value::Okay);
+    let Transport::Own(socket) = &link.transport else {
+        panic!("it is a socket")
+    };
     assert!(socket.input.capacity() <= MAX_KEPT);
-    assert!(socket.output.capacity() <= MAX_KEPT);
+    assert!(link.output.capacity() <= MAX_KEPT);
 }
 
 #[tokio::test]
 async fn written_output_is_freed_while_the_buffer_never_empties() {
     const PIECE: usize = 1 << 20;
-    let (mut socket, mut server) = connected().await;
+    let (mut link, mut server) = connected().await;
     let mut read = vec![0; PIECE];
     let mut context = Context::from_waker(Waker::noop());
     // More than the kernel takes, so that there is always something left to write.
     for _ in 0..16 {
-        socket.send(1, |output| output.resize(output.len() + PIECE, b'x'));
+        link.send(1, |output| output.resize(output.len() + PIECE, b'x'));
     }
     for _ in 0..100 {
         let mut come = 0;
         while come < PIECE {
-            assert!(socket.poll_reply(&mut context).is_pending());
+            assert!(link.poll_reply(&mut context).is_pending());
             come += server.read(&mut read[..PIECE - come]).await.unwrap();
         }
         server.write_all(b":1\r\n").await.unwrap();
-        reply(&mut socket).await.unwrap();
-        socket.send(1, |output| output.resize(output.len() + PIECE, b'x'));
-        assert!(socket.output.len() <= 40 * PIECE);
+        reply(&mut link).await.unwrap();
+        link.send(1, |output| output.resize(output.len() + PIECE, b'x'));
+        assert!(link.output.len() <= 40 * PIECE);
     }
 }
 
 #[tokio::test]
 async fn poll_reply_fails_at_the_end_of_the_stream_with_and_without_requests() {
     for is_asked in [false, true] {
-        let (mut socket, mut server) = connected().await;
+        let (mut link, mut server) = connected().await;
         if is_asked {
-            socket.send(1, |output| output.put_u8(b'x'));
+            link.send(1, |output| output.put_u8(b'x'));
             server.write_all(b"$5\r\nhal").await.unwrap();
         }
         drop(server);
-        assert!(reply(&mut socket).await.is_err(), "{is_asked}");
+        assert!(reply(&mut link).await.is_err(), "{is_asked}");
     }
 }
 
@@ -160,9 +163,9 @@ pub(in super::super) fn parse_all(mut bytes: &[u8]) -> Vec<Value> {
 fn read_all<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Value>, Arc<str>> {
     let pieces = pieces.into_iter().filter(|piece| !piece.is_empty());
     let pieces = pieces.map(<[u8]>::to_vec).collect();
-    let mut socket = Socket::new(Box::new(Pieces { pieces }));
+    let mut link = Link::new(Pieces { pieces });
     let (mut replies, mut context) = (Vec::new(), Context::from_waker(Waker::noop()));
-    while let Poll::Ready(reply) = socket.poll_reply(&mut context) {
+    while let Poll::Ready(reply) = link.poll_reply(&mut context) {
         replies.push(reply?);
     }
     Ok(replies)
@@ -336,16 +339,16 @@ async fn poll_reply_flushes_the_requests() {
     let client = TcpStream::connect(listener.local_addr().unwrap());
     let (client, server) = tokio::join!(client, listener.accept());
     let (stream, mut server) = (client.unwrap(), server.unwrap().0);
-    let mut socket = Socket::new(Box::new(Lazy {
+    let mut link = Link::new(Lazy {
         unwritten: Vec::new(),
         stream,
-    }));
-    socket.send(1, |output| output.put_slice(b"PING"));
+    });
+    link.send(1, |output| output.put_slice(b"PING"));
     let serve = async {
         server.read_exact(&mut [0; 4]).await.unwrap();
         server.write_all(b"+PONG\r\n").await.unwrap();
     };
-    let (reply, ()) = tokio::join!(reply(&mut socket), serve);
+    let (reply, ()) = tokio::join!(reply(&mut link), serve);
     assert_eq!(reply.unwrap(), Value::SimpleString("PONG".into()));
 }
 
