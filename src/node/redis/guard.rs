@@ -22,8 +22,8 @@
 //! then, no quarantine, and is trusted if it does not tell its run id.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use deadpool_redis::redis::{Value, cmd, from_redis_value, pipe};
@@ -47,8 +47,8 @@ pub(crate) struct Guard {
     warned_of_eviction: Mutex<BTreeSet<Arc<str>>>,
     /// Whether any two nodes are one server. Almost never, but every request checks it.
     has_duplicates: AtomicBool,
-    /// Whether it has been logged that duplicates may go unnoticed.
-    has_warned: AtomicBool,
+    /// Done once it has been logged that duplicates may go unnoticed.
+    trusts: Once,
     epoch: Epoch,
 }
 
@@ -69,7 +69,7 @@ impl Guard {
             admissions: Mutex::new(Admissions::new(window)),
             warned_of_eviction: Mutex::default(),
             has_duplicates: AtomicBool::new(false),
-            has_warned: AtomicBool::new(false),
+            trusts: Once::new(),
             epoch: Epoch::default(),
         })
     }
@@ -87,44 +87,37 @@ impl Guard {
         link: &mut Link,
         attempt: Duration,
     ) -> Result<Admission, Arc<str>> {
-        let (introduction, in_cluster_mode) = match &self.generation_key {
-            Some(generation_key) => self.interrogate(generation_key, node, link).await?,
-            None => match self.identify(node, link).await? {
-                Some(introduced) => introduced,
-                None => return Ok(Admission::default()),
-            },
+        let is_guarded = self.generation_key.is_some();
+        let (mut replies, answered) = link.exchange(pipe().cmd("INFO")).await;
+        answered?;
+        let reply = replies.pop().unwrap_or(Value::Nil);
+        let refusal = describe_refusal(&reply);
+        let info: String = from_redis_value(reply).unwrap_or_default();
+        let identity = match refusal {
+            Some(why) if is_guarded => Err(refused("INFO", &why)),
+            Some(why) => Err(why),
+            None => identity(&info, is_guarded),
         };
-        Ok(Admission {
-            check: GenerationCheck {
-                key: self.generation_key.clone(),
-                generation: Some(introduction.generation.clone()),
-                in_cluster_mode,
-            },
-            left: self.introduce(node, introduction, attempt),
-        })
-    }
-
-    /// Asks a server for its generation, and whether it runs in cluster mode.
-    async fn interrogate(
-        &self,
-        generation_key: &[u8],
-        node: &Arc<str>,
-        link: &mut Link,
-    ) -> Result<(Introduction, bool), Arc<str>> {
-        let info = link.call(cmd("INFO")).await;
-        let info = info.map_err(|why| refused("INFO", &why))?;
-        let info: String = from_redis_value(info).unwrap_or_default();
-        let (run_id, uptime) = identity(&info)?;
+        let (run_id, uptime) = match identity {
+            Err(why) if !is_guarded => {
+                self.forget(node);
+                self.trusts.call_once(|| {
+                    tracing::warn!(
+                        node = &**node,
+                        %why,
+                        "redlock node does not tell its run_id, so a server that is listed twice, or is in cluster mode, \
+                         is not noticed; permit INFO, or make sure that every server is listed once and is not in \
+                         cluster mode"
+                    );
+                });
+                return Ok(Admission::default());
+            }
+            identity => identity?,
+        };
         let mut run_id = run_id.to_owned();
         let in_cluster_mode = cluster_mode(&info, &mut run_id, link).await?;
-        let random = OwnerToken::from_random(unguessable());
-        let mut admit = cmd("EVALSHA");
-        admit.arg(ADMIT.word(false)).arg(1).arg(generation_key);
-        admit.arg(random.to_value()).arg(&*run_id);
-        let stamp = link.call(admit).await;
-        let stamp = stamp.map_err(|why| refused("the admission", &why))?;
-        let (generation, now) = read_stamp(stamp).ok_or(FOREIGN_GENERATION)?;
-        if let Some(policy) = eviction_policy(&info)
+        let (generation, now) = self.stamp(&run_id, link).await?;
+        if let Some(policy) = eviction_policy(&info).filter(|_| is_guarded)
             && self.warned_of_eviction.lock().insert(Arc::clone(node))
         {
             tracing::warn!(
@@ -133,55 +126,46 @@ impl Guard {
                 "redlock node may evict locks and fences; set its maxmemory-policy to noeviction"
             );
         }
+        let replication_id = match is_guarded {
+            true => field(&info, "master_replid").unwrap_or_default(),
+            false => &run_id,
+        };
         let introduction = Introduction {
             run_id: (&*run_id).into(),
-            replication_id: field(&info, "master_replid").unwrap_or_default().into(),
+            replication_id: replication_id.into(),
             uptime,
-            generation,
+            generation: generation.clone(),
             now,
         };
-        Ok((introduction, in_cluster_mode))
+        Ok(Admission {
+            check: GenerationCheck {
+                key: self.generation_key.clone(),
+                generation: Some(generation),
+                in_cluster_mode,
+            },
+            left: self.introduce(node, introduction, attempt),
+        })
     }
 
-    /// Asks a server which one it is, and whether it runs in cluster mode, without any restart guard. It must not vote
-    /// for a while if another name led to it before.
-    async fn identify(
+    /// Asks a server for its generation and its clock. With the guard off, the generation is that of any memory of the
+    /// process, because none is known.
+    async fn stamp(
         &self,
-        node: &Arc<str>,
+        run_id: &str,
         link: &mut Link,
-    ) -> Result<Option<(Introduction, bool)>, Arc<str>> {
-        let (mut replies, answered) = link.exchange(pipe().cmd("INFO").arg("server")).await;
-        let Some(reply) = replies.pop() else {
-            return answered.map(|()| None);
+    ) -> Result<(Generation, Duration), Arc<str>> {
+        let Some(generation_key) = &self.generation_key else {
+            let any = OwnerToken::from_random([0; 16]);
+            let generation = Generation::new(&any, Duration::ZERO, run_id);
+            return Ok((generation, Duration::ZERO));
         };
-        let refusal = describe_refusal(&reply);
-        let info = from_redis_value::<String>(reply).unwrap_or_default();
-        let Some(run_id) = field(&info, "run_id").filter(|run_id| !run_id.is_empty()) else {
-            self.forget(node);
-            // Relaxed: one swap decides who logs.
-            if !self.has_warned.swap(true, Ordering::Relaxed) {
-                let why = refusal.unwrap_or_else(|| "INFO has no run_id".into());
-                tracing::warn!(
-                    node = &**node,
-                    %why,
-                    "redlock node does not tell its run_id, so a server that is listed twice, or is in cluster mode, is \
-                     not noticed; permit INFO, or make sure that every server is listed once and is not in cluster mode"
-                );
-            }
-            return Ok(None);
-        };
-        let mut run_id = run_id.to_owned();
-        let in_cluster_mode = cluster_mode(&info, &mut run_id, link).await?;
-        let introduction = Introduction {
-            run_id: (&*run_id).into(),
-            replication_id: (&*run_id).into(),
-            // Never quarantined.
-            uptime: Duration::MAX,
-            // That of any memory of this process, because none is known.
-            generation: Generation::new(&OwnerToken::from_random([0; 16]), Duration::ZERO, &run_id),
-            now: Duration::ZERO,
-        };
-        Ok(Some((introduction, in_cluster_mode)))
+        let random = OwnerToken::from_random(unguessable());
+        let mut admit = cmd("EVALSHA");
+        admit.arg(ADMIT.word(false)).arg(1).arg(&**generation_key);
+        admit.arg(random.to_value()).arg(run_id);
+        let stamp = link.call(admit).await;
+        let stamp = stamp.map_err(|why| refused("the admission", &why))?;
+        read_stamp(stamp).ok_or_else(|| FOREIGN_GENERATION.into())
     }
 
     /// Stores the introduction of a server, and returns for how long it must not vote.
@@ -249,9 +233,13 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(of_line)
 }
 
-/// Returns the run id and the uptime in the reply to `INFO`. A server that must never vote is an error.
-fn identity(info: &str) -> Result<(&str, Duration), Arc<str>> {
+/// Returns the run id and the uptime in the reply to `INFO`. A server that must never vote is an error. With the guard off,
+/// the run id is enough, and no server is quarantined.
+fn identity(info: &str, is_guarded: bool) -> Result<(&str, Duration), Arc<str>> {
     let run_id = field(info, "run_id").filter(|run_id| !run_id.is_empty());
+    if !is_guarded {
+        return Ok((run_id.ok_or("INFO has no run_id")?, Duration::MAX));
+    }
     let uptime = field(info, "uptime_in_seconds").and_then(|seconds| seconds.parse().ok());
     let (Some(run_id), Some(uptime)) = (run_id, uptime) else {
         return Err("INFO has no run_id or uptime_in_seconds; if it is a proxy, use the URL of the server itself".into());
@@ -298,7 +286,7 @@ mod tests {
 
     #[test]
     fn info_has_the_identity_of_a_server_and_its_eviction_policy() {
-        let (run_id, uptime) = identity(INFO).unwrap();
+        let (run_id, uptime) = identity(INFO, true).unwrap();
         assert_eq!((run_id, uptime.as_secs()), ("abc", 30));
         assert_eq!(eviction_policy(INFO), None);
         let limited = INFO.replace("maxmemory:0", "maxmemory:1");
@@ -312,7 +300,7 @@ mod tests {
             ("loading:0", "loading:1"),
             ("run_id", "x"),
         ] {
-            assert!(identity(&INFO.replace(from, to)).is_err(), "{to}");
+            assert!(identity(&INFO.replace(from, to), true).is_err(), "{to}");
         }
     }
 
