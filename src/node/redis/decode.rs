@@ -3,17 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_redis::redis::Value;
+use deadpool_redis::redis::{FromRedisValue, Value};
 
 use crate::node::failure::NodeFailure;
-use crate::node::redis::describe::{
-    describe_refusal, is_denial, is_denial_of_key, refusal, with_remedy,
-};
+use crate::node::redis::describe::{describe_refusal, with_remedy};
 use crate::node::redis::table::number;
 use crate::protocol::message::{
     Command, HolderMark, KeyState, MAX_HOLDERS, Op, Reply, Scanned, Seen, SharedOp,
 };
-use crate::protocol::{FencingToken, Holder, Record, Shown};
+use crate::protocol::{FencingToken, Record, Shown};
 
 /// Decodes a server's reply to a command.
 pub(super) fn decode(
@@ -46,48 +44,6 @@ fn describe_unexpected(op: &Op, value: &Value) -> String {
             .into(),
     }
 }
-
-/// Returns whether a reply says that the server has forgotten a loaded script.
-pub(super) fn is_noscript(value: &Value) -> bool {
-    matches!(value, Value::ServerError(error) if error.code() == "NOSCRIPT")
-}
-
-/// Returns whether a server refused a request for a temporary reason, so that it may accept the same request later.
-pub(super) fn is_temporary_refusal(value: &Value) -> bool {
-    // While an operator changes the rights of a user, or its password. Keys that a user may not access are of another kind:
-    // the server accepts the requests for all other keys meanwhile.
-    has_code(value, &TEMPORARY) || is_denial(value) && !is_denial_of_key(value)
-}
-
-/// Returns whether a server refused a call because of some of its keys or of the commands in its script, before it
-/// executed anything, so that it may accept the requests of the call one by one.
-pub(super) fn is_refusal_of_call(value: &Value) -> bool {
-    is_denial(value) || has_code(value, &["CROSSSLOT"])
-}
-
-fn has_code(value: &Value, codes: &[&str]) -> bool {
-    let Some((code, details)) = refusal(value) else {
-        return false;
-    };
-    // Servers before 7.0 put the code of an error within a script into the text.
-    let words = details.split([' ', ':']);
-    let mut found = words.filter_map(|word| word.strip_prefix('-'));
-    codes.contains(&code) || found.any(|code| codes.contains(&code))
-}
-
-/// The server runs a script, loads its data, cannot save them, has too little memory, is or was a replica, has too
-/// few replicas, or belongs to an incomplete cluster.
-const TEMPORARY: [&str; 9] = [
-    "BUSY",
-    "LOADING",
-    "MISCONF",
-    "OOM",
-    "READONLY",
-    "MASTERDOWN",
-    "NOREPLICAS",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-];
 
 /// The reply to a call as a whole, if its script answers all requests at once: what each asked for is granted.
 const ALL_GRANTED: Value = Value::Int(1);
@@ -177,35 +133,24 @@ fn read_parts(command: &Command, parts: &[Value]) -> Option<Reply> {
         (Op::Revoke { .. }, [Value::Int(was_held)]) => Reply::Revoked {
             was_held: *was_held != 0,
         },
-        (
-            Op::Inspect,
-            [
-                Value::Int(is_held),
-                Value::Int(pttl),
-                Value::Int(readers),
-                Value::Int(token),
-                Value::Int(records),
-                Value::Int(at),
-                Value::BulkString(mark),
-                Value::Array(holders),
-            ],
-        ) => Reply::Seen(Box::new(Seen {
-            state: state(*is_held, *pttl, *readers),
-            fence: fence_of(*token),
-            is_recorded: *records > 0,
-            at: millis(*at)?,
-            mark: (!mark.is_empty()).then(|| HolderMark::from_bytes(mark)),
-            holders: holders
-                .iter()
-                .take(MAX_HOLDERS)
-                .filter_map(holder)
-                .collect(),
-        })),
+        (Op::Inspect, [numbers @ .., Value::BulkString(mark), Value::Array(holders)]) => {
+            let numbers = i64::from_redis_value_refs(numbers).ok()?;
+            let [is_held, pttl, readers, token, records, at] = numbers.try_into().ok()?;
+            Reply::Seen(Box::new(Seen {
+                state: state(is_held, pttl, readers),
+                fence: fence_of(token),
+                is_recorded: records > 0,
+                at: millis(at)?,
+                mark: (!mark.is_empty()).then(|| HolderMark::from_bytes(mark)),
+                holders: holders
+                    .iter()
+                    .take(MAX_HOLDERS)
+                    .filter_map(|shown| Shown::parse(bytes(shown)?)?.holder)
+                    .collect(),
+            }))
+        }
         (Op::Scan { .. }, [Value::BulkString(next), Value::Array(names)]) => {
-            let names = names.iter().map(|name| match name {
-                Value::BulkString(name) => Some(name.as_slice().into()),
-                _ => None,
-            });
+            let names = names.iter().map(|name| bytes(name).map(Arc::from));
             Reply::Scanned(Box::new(Scanned {
                 names: names.collect::<Option<_>>()?,
                 next: (next != b"0").then(|| next.as_slice().into()),
@@ -223,10 +168,9 @@ fn held(pttl: i64, shown: &[u8]) -> Reply {
     }
 }
 
-/// Reads what a holder shows of its value.
-fn holder(shown: &Value) -> Option<Holder> {
-    match shown {
-        Value::BulkString(shown) => Shown::parse(shown)?.holder,
+fn bytes(value: &Value) -> Option<&[u8]> {
+    match value {
+        Value::BulkString(bytes) => Some(bytes),
         _ => None,
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn describe_refusal(reply: &Value) -> Option<Arc<str>> {
 }
 
 /// Returns the code and the text of the error that a server replied with, if it did.
-pub(super) fn refusal(reply: &Value) -> Option<(&str, &str)> {
+fn refusal(reply: &Value) -> Option<(&str, &str)> {
     match reply {
         Value::ServerError(error) => Some((error.code(), error.details().unwrap_or_default())),
         _ => None,
@@ -42,19 +42,53 @@ pub(super) fn refusal(reply: &Value) -> Option<(&str, &str)> {
 
 /// Returns whether a server no longer is what was admitted on a connection: it wants another login, or has lost hash slots.
 pub(super) fn ends_admission(reply: &Value) -> bool {
-    let is_elsewhere = |(code, details)| is_elsewhere(&format!("{code} {details}"));
+    let is_elsewhere = |(code, details)| says(&format!("{code} {details}"), &ELSEWHERE);
     is_wrong_login(reply) || refusal(reply).is_some_and(is_elsewhere)
 }
 
-/// Returns whether a server refused a request because its user lacks a permission.
-pub(super) fn is_denial(reply: &Value) -> bool {
-    refusal(reply).is_some_and(|(code, details)| is_denied(code) || is_denied(details))
+/// Returns whether a server refused a request for a temporary reason, so that it may accept the same request later.
+pub(super) fn is_temporary_refusal(value: &Value) -> bool {
+    // While an operator changes the rights of a user, or its password. Keys that a user may not access are of another kind:
+    // the server accepts the requests for all other keys meanwhile.
+    let names_key = |(_, details)| says(details, &["access a key", "of the keys"]);
+    let is_of_key = refusal(value).is_some_and(names_key);
+    has_code(value, &TEMPORARY) || is_denial(value) && !is_of_key
 }
 
-/// Returns whether a request that was denied is one for keys that its user may not access.
-pub(super) fn is_denial_of_key(reply: &Value) -> bool {
-    let names_key = |text: &str| text.contains("access a key") || text.contains("of the keys");
-    refusal(reply).is_some_and(|(_, details)| names_key(details))
+/// Returns whether a server refused a call because of some of its keys or of the commands in its script, before it
+/// executed anything, so that it may accept the requests of the call one by one.
+pub(super) fn is_refusal_of_call(value: &Value) -> bool {
+    is_denial(value) || has_code(value, &["CROSSSLOT"])
+}
+
+/// Returns whether a server replied with an error that has one of these codes.
+pub(super) fn has_code(value: &Value, codes: &[&str]) -> bool {
+    let Some((code, details)) = refusal(value) else {
+        return false;
+    };
+    // Servers before 7.0 put the code of an error within a script into the text.
+    let words = details.split([' ', ':']);
+    let mut found = words.filter_map(|word| word.strip_prefix('-'));
+    codes.contains(&code) || found.any(|code| codes.contains(&code))
+}
+
+/// The server runs a script, loads its data, cannot save them, has too little memory, is or was a replica, has too
+/// few replicas, or belongs to an incomplete cluster.
+const TEMPORARY: [&str; 9] = [
+    "BUSY",
+    "LOADING",
+    "MISCONF",
+    "OOM",
+    "READONLY",
+    "MASTERDOWN",
+    "NOREPLICAS",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+];
+
+/// Returns whether a server refused a request because its user lacks a permission.
+fn is_denial(reply: &Value) -> bool {
+    refusal(reply).is_some_and(|(code, details)| says(code, &DENIED) || says(details, &DENIED))
 }
 
 /// Describes that a server was not connected to in time.
@@ -83,43 +117,39 @@ pub(super) fn describe_url(error: &RedisError) -> String {
     format!("{why}; expected redis://[user:password@]host[:port][/db]")
 }
 
-/// Appends the remedy to an error of the server if the login is wrong or missing, if its user lacks a permission, if it has too
-/// many connections, or if a key of this crate holds foreign data.
+/// Appends the remedy to an error of the server, if there is one.
 ///
 /// Servers before 7.2 do not name the command that they refused within a script.
 pub(super) fn with_remedy(why: String) -> String {
-    let sentence = why.trim_end_matches('.');
-    if is_denied(&why) {
-        format!(
-            "{why}; its user needs {PERMISSIONS}, on all keys of the namespace, +select for a database other than 0, and \
-             +cluster|nodes in cluster mode"
-        )
-    } else if why.contains("WRONGPASS") {
-        format!("AUTH was refused ({sentence}); {WRONG_LOGIN}")
-    } else if why.contains("NOAUTH") {
-        format!(
-            "the server requires a login ({sentence}); add it to the URL: redis://user:password@host"
-        )
-    } else if why.contains(TOO_MANY) {
-        format!("{why}; raise its maxclients, or close connections of others")
-    } else if why.contains("WRONGTYPE") {
-        format!("{why}; {FOREIGN_DATA}")
-    } else if is_elsewhere(&why) {
-        format!("{why}; {ALL_SLOTS}")
-    } else if why.contains("SELECT is not allowed") {
-        format!("{why}; leave the database out of the URL")
-    } else {
-        why
+    match REMEDIES.iter().find(|(words, ..)| says(&why, words)) {
+        None => why,
+        Some((_, "", remedy)) => format!("{why}; {remedy}"),
+        Some((_, what, remedy)) => format!("{what} ({}); {remedy}", why.trim_end_matches('.')),
     }
 }
 
-fn is_denied(text: &str) -> bool {
-    DENIED.iter().any(|denied| text.contains(denied))
+fn says(text: &str, words: &[&str]) -> bool {
+    words.iter().any(|word| text.contains(word))
 }
 
-fn is_elsewhere(text: &str) -> bool {
-    ELSEWHERE.iter().any(|elsewhere| text.contains(elsewhere))
-}
+/// Words of errors, what they mean unless they say it, and the remedy. The first that fit count.
+const REMEDIES: [(&[&str], &str, &str); 7] = [
+    (&DENIED, "", RIGHTS),
+    (&["WRONGPASS"], "AUTH was refused", WRONG_LOGIN),
+    (&["NOAUTH"], "the server requires a login", MISSING_LOGIN),
+    (
+        &[TOO_MANY],
+        "",
+        "raise its maxclients, or close connections of others",
+    ),
+    (&["WRONGTYPE"], "", FOREIGN_DATA),
+    (&ELSEWHERE, "", ALL_SLOTS),
+    (
+        &["SELECT is not allowed"],
+        "",
+        "leave the database out of the URL",
+    ),
+];
 
 /// The messages by which servers, or redis-rs for them, report a missing permission; the last two within scripts.
 const DENIED: [&str; 4] = [
@@ -155,9 +185,13 @@ const WRONG_LOGIN: &str =
 /// The permissions for publishing releases and subscribing to them.
 pub(super) const PUBLISH_PERMISSIONS: &str = "+publish +pubsub|numsub +subscribe +unsubscribe, on all channels of the namespace (&NAMESPACE:*)";
 
+/// The remedy for a missing login.
+const MISSING_LOGIN: &str = "add it to the URL: redis://user:password@host";
+
 /// The permissions for all commands, those within scripts included.
-const PERMISSIONS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +strlen +getrange +pttl \
-    +pexpire +pexpireat +time +zadd +zcount +zrem +zremrangebyscore +zrevrange +zscore +scan";
+const RIGHTS: &str = "its user needs +evalsha +script|load +info +ping +get +mget +set +del +strlen +getrange +pttl \
+    +pexpire +pexpireat +time +zadd +zcount +zrem +zremrangebyscore +zrevrange +zscore +scan, on all keys of the \
+    namespace, +select for a database other than 0, and +cluster|nodes in cluster mode";
 
 #[cfg(test)]
 mod tests {

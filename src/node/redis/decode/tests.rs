@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::node::job::{Job, Packet, VoteReceiver};
+use crate::node::redis::describe::is_temporary_refusal;
 use crate::node::redis::table::{self, GenerationCheck, Operation, encode_call_into};
 use crate::protocol::admission::Generation;
 use crate::protocol::{

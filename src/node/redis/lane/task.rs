@@ -11,10 +11,10 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use crate::node::job::Job;
-use crate::node::redis::decode::{
-    deal, decode, is_noscript, is_refusal_of_call, is_temporary_refusal,
+use crate::node::redis::decode::{deal, decode};
+use crate::node::redis::describe::{
+    describe_refusal, ends_admission, has_code, is_refusal_of_call, is_temporary_refusal,
 };
-use crate::node::redis::describe::{describe_refusal, ends_admission};
 use crate::node::redis::lane::state::{
     KEEPALIVE, Lane, Live, MAX_BATCH, Next, PROBE_PAUSE, shared_check,
 };
@@ -135,10 +135,9 @@ impl Lane {
                 replied = Err(why);
                 break;
             }
-            let is_error = matches!(reply, Value::ServerError(_));
-            let is_noscript = is_error && is_noscript(&reply);
+            let is_noscript = has_code(&reply, &["NOSCRIPT"]);
             forgot_scripts |= is_noscript;
-            let is_refused = is_error && call.jobs > 1 && is_refusal_of_call(&reply);
+            let is_refused = call.jobs > 1 && is_refusal_of_call(&reply);
             if let Some(live) = self.live.as_mut().filter(|_| is_refused) {
                 live.shares_from = now + SHARING_PAUSE;
             }
