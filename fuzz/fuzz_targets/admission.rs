@@ -19,7 +19,8 @@ fuzz_target!(|data: &[u8]| {
     let mut fields = data.split(|byte| *byte == 0);
     let mut field = || fields.next().unwrap_or_default();
     let servers = [(); 2].map(|()| [(); 4].map(|()| field()));
-    let guard = AdmissionGuard::new(Some(WINDOW));
+    let key = || Arc::from(&b"redlock:generation"[..]);
+    let guard = AdmissionGuard::new(WINDOW, Some(key()));
     let names: [Arc<str>; 2] = ["a".into(), "b".into()];
     let mut run_ids = Vec::new();
     for (name, [info, generation, seconds, micros]) in names.iter().zip(servers) {
@@ -53,8 +54,8 @@ fuzz_target!(|data: &[u8]| {
     }
 
     // Bytes in place of replies, with the guard on and off.
-    for window in [Some(WINDOW), None] {
-        let guard = AdmissionGuard::new(window);
+    for key in [Some(key()), None] {
+        let guard = AdmissionGuard::new(WINDOW, key);
         let stream = Pieces::new(data, &[]);
         drop(run(guard.admit(&names[0], stream, ATTEMPT)));
         let mut info = bulk(servers[0][0]);

@@ -67,26 +67,20 @@ impl RequestCheck {
         })
     }
 
-    /// Returns whether two commands may share a call. Each is given with whether it notifies.
+    /// Encodes commands as one call; `None` if they may not share one. Each is given with whether it notifies.
     #[must_use]
-    pub fn share_a_call(&self, one: &(Command, bool), other: &(Command, bool)) -> bool {
-        let [one, other] = [one, other].map(|request| self.encoded(request));
-        one.key_hash.and(other.key_hash).is_some()
-            && one.is_shareable(&self.0)
-            && one.is_like(&other)
-    }
-
-    /// Encodes commands as one call.
-    #[must_use]
-    pub fn encode(&self, requests: &[(Command, bool)]) -> Vec<u8> {
-        let commands: Vec<_> = requests.iter().map(|one| self.encoded(one)).collect();
+    pub fn encode(&self, requests: &[(Command, bool)]) -> Option<Vec<u8>> {
+        let check = &self.0;
+        let commands = requests.iter();
+        let commands =
+            commands.map(|(command, notifies)| EncodedCommand::new(command, *notifies, check));
+        let commands: Vec<_> = commands.collect();
+        let may_share = |one: &EncodedCommand| one.key_hash.is_some() && one.is_shareable(check);
+        let are_alike =
+            |pair: &[EncodedCommand]| pair.iter().all(may_share) && pair[0].is_like(&pair[1]);
         let mut written = BytesMut::new();
-        encode_call_into(commands.iter(), &self.0, &mut written);
-        written.into()
-    }
-
-    fn encoded(&self, (command, notifies): &(Command, bool)) -> EncodedCommand {
-        EncodedCommand::new(command, *notifies, &self.0)
+        encode_call_into(commands.iter(), check, &mut written);
+        commands.windows(2).all(are_alike).then(|| written.into())
     }
 }
 
@@ -95,13 +89,10 @@ impl RequestCheck {
 pub struct AdmissionGuard(Arc<Guard>);
 
 impl AdmissionGuard {
-    /// Creates a guard; without a window it is off.
+    /// Creates a guard, which is off without a generation key.
     #[must_use]
-    pub fn new(window: Option<Duration>) -> Self {
-        Self(match window {
-            Some(window) => Guard::new(window, Some(b"redlock:generation"[..].into())),
-            None => Guard::new(Duration::ZERO, None),
-        })
+    pub fn new(window: Duration, generation_key: Option<Arc<[u8]>>) -> Self {
+        Self(Guard::new(window, generation_key))
     }
 
     /// Admits the server behind a stream, and returns for how long it must not vote.
@@ -116,8 +107,8 @@ impl AdmissionGuard {
         attempt: Duration,
     ) -> Result<Duration, Arc<str>> {
         let mut link = Link::new(stream);
-        let admission = self.0.admit(node, &mut link, attempt).await?;
-        Ok(admission.left)
+        let (_, left) = self.0.admit(node, &mut link, attempt).await?;
+        Ok(left)
     }
 
     /// Returns another name of the same server.

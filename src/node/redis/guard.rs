@@ -47,18 +47,9 @@ pub(crate) struct Guard {
     warned_of_eviction: Mutex<BTreeSet<Arc<str>>>,
     /// Whether any two nodes are one server. Almost never, but every request checks it.
     has_duplicates: AtomicBool,
-    /// Done once it has been logged that duplicates may go unnoticed.
-    trusts: Once,
+    /// Logs that duplicates may go unnoticed.
+    warning: Once,
     epoch: Epoch,
-}
-
-/// The admission of a server on one connection.
-#[derive(Default)]
-pub(super) struct Admission {
-    /// What requests on this connection have beside their commands.
-    pub(super) check: GenerationCheck,
-    /// The remaining time of the quarantine, or zero.
-    pub(super) left: Duration,
 }
 
 impl Guard {
@@ -69,7 +60,7 @@ impl Guard {
             admissions: Mutex::new(Admissions::new(window)),
             warned_of_eviction: Mutex::default(),
             has_duplicates: AtomicBool::new(false),
-            trusts: Once::new(),
+            warning: Once::new(),
             epoch: Epoch::default(),
         })
     }
@@ -79,14 +70,15 @@ impl Guard {
         self.admissions.lock().window()
     }
 
-    /// Asks a server, on the connection that is about to be used, whether it may vote. An attempt to acquire a lock
-    /// takes no longer than `attempt`.
+    /// Asks a server, on the connection that is about to be used, whether it may vote. Returns what requests on this connection
+    /// have beside their commands, and the remaining time of the quarantine, or zero. An attempt to acquire a lock takes no
+    /// longer than `attempt`.
     pub(super) async fn admit(
         &self,
         node: &Arc<str>,
         link: &mut Link,
         attempt: Duration,
-    ) -> Result<Admission, Arc<str>> {
+    ) -> Result<(GenerationCheck, Duration), Arc<str>> {
         let is_guarded = self.generation_key.is_some();
         let (mut replies, answered) = link.exchange(pipe().cmd("INFO")).await;
         answered?;
@@ -101,7 +93,7 @@ impl Guard {
         let (run_id, uptime) = match identity {
             Err(why) if !is_guarded => {
                 self.forget(node);
-                self.trusts.call_once(|| {
+                self.warning.call_once(|| {
                     tracing::warn!(
                         node = &**node,
                         %why,
@@ -110,7 +102,7 @@ impl Guard {
                          cluster mode"
                     );
                 });
-                return Ok(Admission::default());
+                return Ok(Default::default());
             }
             identity => identity?,
         };
@@ -137,14 +129,12 @@ impl Guard {
             generation: generation.clone(),
             now,
         };
-        Ok(Admission {
-            check: GenerationCheck {
-                key: self.generation_key.clone(),
-                generation: Some(generation),
-                in_cluster_mode,
-            },
-            left: self.introduce(node, introduction, attempt),
-        })
+        let check = GenerationCheck {
+            key: self.generation_key.clone(),
+            generation: Some(generation),
+            in_cluster_mode,
+        };
+        Ok((check, self.introduce(node, introduction, attempt)))
     }
 
     /// Asks a server for its generation and its clock. With the guard off, the generation is that of any memory of the

@@ -15,6 +15,7 @@ use crate::node::redis::table::GenerationCheck;
 /// A batch consists of runs of jobs, in the order of submission, in which no two jobs are on one key. Within a run, the
 /// order does not matter, so jobs of one kind share a call. A run ends before a job whose key it has already: so a
 /// release stays behind its acquisition. A job on several keys is a run of its own.
+#[derive(Default)]
 pub(super) struct Calls {
     /// The calls of the current run. Behind them are empty ones, which keep their buffers.
     run: Vec<OpenCall>,
@@ -30,7 +31,6 @@ pub(super) struct Calls {
     batches: usize,
     /// How much longer than the node timeout a reply may take because of all these jobs.
     transit: Duration,
-    pub(super) last_sent: Instant,
 }
 
 /// Jobs that share the next call.
@@ -64,19 +64,6 @@ const MAX_BYTES: usize = 32 << 10;
 const MAX_BATCHES: usize = 32;
 
 impl Calls {
-    pub(super) fn new() -> Self {
-        Self {
-            run: Vec::new(),
-            keys: Vec::new(),
-            calls: VecDeque::new(),
-            jobs: VecDeque::new(),
-            unsent: (0, 0),
-            batches: 0,
-            transit: Duration::ZERO,
-            last_sent: Instant::now(),
-        }
-    }
-
     /// Returns whether there are as many batches as may be.
     pub(super) fn is_full(&self) -> bool {
         self.batches >= MAX_BATCHES
@@ -194,7 +181,6 @@ impl Calls {
         // together is sent together, however many calls it needs.
         if let Some(last) = self.calls.back_mut() {
             last.ends_batch = true;
-            self.last_sent = last.sent;
             self.batches += 1;
         }
     }

@@ -11,8 +11,7 @@
 //! The parts:
 //!
 //! * [`calls`]: the grouping of jobs into calls, and those that were sent and not answered. It knows no connection.
-//! * [`state`]: the connection and the jobs, and how these are sent, kept and given up.
-//! * [`connection`]: the transitions between the states of the connection.
+//! * [`state`]: the connection and the transitions between its states; the jobs, and how these are sent, kept and given up.
 //! * [`task`]: the loop, which moves jobs from the inbox to the connection, and replies to the votes.
 //!
 //! Invariants:
@@ -30,7 +29,6 @@
 //!   have arrived are read before the timer is checked: they are not late, however late the task runs.
 
 mod calls;
-mod connection;
 mod state;
 mod task;
 

@@ -1,20 +1,39 @@
-//! The state of a lane: its connection and its jobs, and how these are sent, kept and given up.
+//! The state of a lane: its connection and the transitions between its states; its jobs, and how these are sent, kept and
+//! given up.
+//!
+//! # Implementation details
+//!
+//! There may be a *live* connection, and there may be a *next* one: an attempt to open it is under way, or planned for an
+//! instant. Without a live connection, there always is a next one. It is *paused* after a failed attempt, and *resting*
+//! if the server closes idle connections and no job needs one; a job wakes it from its rest but not from its pause.
+//!
+//! ```text
+//!             opened                     lost                    when
+//!   next ────────────────▶ live  ──────────────▶ connecting   usually
+//!                                                paused       lost twice within the pause
+//!                                                resting      lost twice without any use
+//! ```
+//!
+//! A live connection may be silent or out of date. The next one is a *probe* then, opened beside it. If the old connection
+//! is silent when the new one is ready, the new one stands by: the old one may still answer, and everything on it is
+//! in order. The standby replaces it if it stays silent.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use deadpool::managed::Manager;
 use deadpool_redis::redis::Pipeline;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
-use crate::node::redis::guard::Admission;
+use crate::node::redis::describe::describe_timeout;
 use crate::node::redis::lane::calls::Calls;
 use crate::node::redis::link::Link;
 use crate::node::redis::server::{RedisServer, weight};
-use crate::node::redis::table::{GenerationCheck, encode_call_into};
+use crate::node::redis::table::{GenerationCheck, encode_call_into, load_all};
 use crate::node::telemetry::NodeCalls;
 use crate::protocol::message::Reply;
 
@@ -26,17 +45,19 @@ pub(super) const KEEPALIVE: Duration = Duration::from_secs(5);
 pub(super) const PROBE_PAUSE: Duration = Duration::from_millis(150);
 /// How often a server that is another node too is checked.
 const DUPLICATE_PAUSE: Duration = Duration::from_secs(5);
+/// The minimum time limit of an attempt. With the pause, it bounds how long after its recovery a server is back that
+/// was reached before.
+const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
 /// The task that talks to one server.
 pub(super) struct Lane {
     pub(super) server: Arc<RedisServer>,
     pub(super) telemetry: NodeCalls,
     pub(super) live: Option<Live>,
-    pub(super) next: Next,
-    /// When a connection was last lost.
-    pub(super) lost_at: Option<Instant>,
-    /// Whether the connection before was lost without any use.
-    pub(super) was_unused: bool,
+    /// None only while there is a live one.
+    pub(super) next: Option<Next>,
+    /// When a connection was last lost, and whether without any use.
+    lost: Option<(Instant, bool)>,
     /// How long the last successful attempt to connect took.
     pub(super) last_took: Option<Duration>,
     /// The number of attempts since then.
@@ -57,9 +78,14 @@ pub(super) struct Lane {
 /// A connection that is ready for lock commands.
 pub(super) struct Live {
     pub(super) link: Link,
-    pub(super) admission: Admission,
+    /// What requests have beside their commands.
+    pub(super) check: GenerationCheck,
+    /// For how long the server was quarantined when it was admitted.
+    pub(super) quarantine: Duration,
     /// Since when it is used; before that, since when it was being opened.
     pub(super) since: Instant,
+    /// When something was last sent on it.
+    pub(super) sent: Instant,
     /// Whether any job was sent on it.
     pub(super) is_used: bool,
     /// From when on several requests can share a call.
@@ -68,8 +94,6 @@ pub(super) struct Live {
 
 /// The next connection. Beside a live one, it is a probe.
 pub(super) enum Next {
-    /// None is planned, because there is a live one.
-    None,
     /// An attempt to open it is under way, which ends by this instant.
     Connecting(Opening, Instant),
     /// It replaces the silent live one at this instant.
@@ -103,18 +127,160 @@ impl Lane {
         Self {
             telemetry: NodeCalls::new(&server.name, server.group()),
             live: None,
-            next: Next::Paused(Instant::now()),
-            lost_at: None,
-            was_unused: false,
+            next: Some(Next::Paused(Instant::now())),
+            lost: None,
             last_took: None,
             attempts: 0,
-            calls: Calls::new(),
+            calls: Calls::default(),
             parked: VecDeque::new(),
             refused: VecDeque::new(),
             refused_due: None,
             finished: 0,
             server,
         }
+    }
+
+    /// Starts an attempt, beside the live connection if there is one.
+    pub(super) fn start_attempt(&mut self) {
+        let (server, began) = (Arc::clone(&self.server), Instant::now());
+        let limit = self.attempt_limit();
+        let opening = async move {
+            let opened = timeout(limit, open(&server, began)).await;
+            opened.unwrap_or_else(|_| Err(describe_timeout(limit)))
+        };
+        self.next = Some(Next::Connecting(Box::pin(opening), began + limit));
+        self.attempts += 1;
+    }
+
+    /// Starts an attempt if the connection is resting.
+    pub(super) fn wake(&mut self) {
+        if matches!(self.next, Some(Next::Resting(_))) {
+            self.start_attempt();
+        }
+    }
+
+    pub(super) fn on_attempted(&mut self, attempted: Result<Live, Arc<str>>) {
+        let now = Instant::now();
+        match attempted {
+            Ok(opened) if self.is_silent() => {
+                let until = now + self.server.timeouts.node;
+                self.next = Some(Next::Standby(Box::new(opened), until));
+            }
+            Ok(opened) => self.adopt(opened),
+            Err(why) => {
+                self.server.set_down(&why);
+                self.next = Some(Next::Paused(now + PROBE_PAUSE));
+                if self.server.duplicate().is_some() {
+                    // Gives up the connection to a server that is another node too, after which the other node may vote.
+                    // This node is admitted again before it does.
+                    self.live = None;
+                    self.park_in_flight(&why);
+                    self.server.guard.forget(&self.server.name);
+                }
+                self.refuse_parked();
+            }
+        }
+    }
+
+    /// Uses a new connection from now on. Unconfirmed releases and records are sent again.
+    pub(super) fn adopt(&mut self, mut opened: Live) {
+        self.park_in_flight(&"replaced by a new connection".into());
+        let now = Instant::now();
+        // With its admission, because the next attempt is measured with that as well.
+        self.last_took = Some(now - opened.since);
+        self.attempts = 0;
+        opened.since = now;
+        let left = opened.quarantine;
+        self.live = Some(opened);
+        self.next = None;
+        if left.is_zero() {
+            self.server.set_up();
+        } else {
+            self.server.set_quarantined(left);
+        }
+        // Jobs that waited for a server which turns out to be quarantined.
+        self.refuse_parked();
+        self.send_parked();
+    }
+
+    /// Uses the standby, and returns whether there was one.
+    pub(super) fn adopt_standby(&mut self) -> bool {
+        let is_standby = |next: &mut Next| matches!(next, Next::Standby(..));
+        let Some(Next::Standby(opened, _)) = self.next.take_if(is_standby) else {
+            return false;
+        };
+        self.adopt(*opened);
+        true
+    }
+
+    /// Ends the live connection in favour of the next one.
+    pub(super) fn give_up(&mut self, why: &Arc<str>) {
+        self.park_in_flight(why);
+        self.live = None;
+        // Without a live connection there always is a next one. A probe that has been planned already stays as it is, with
+        // its pause: the server has not become easier to reach.
+        if self.next.is_none() {
+            self.start_attempt();
+        }
+        self.adopt_standby();
+    }
+
+    pub(super) fn on_lost(&mut self, why: &Arc<str>) {
+        self.park_in_flight(why);
+        let now = Instant::now();
+        let is_unused = self.live.take().is_some_and(|live| !live.is_used);
+        // A probe beside it becomes the connection, or is it already.
+        if self.adopt_standby() || matches!(self.next, Some(Next::Connecting(..))) {
+            return;
+        }
+        let before = self.lost.replace((now, is_unused));
+        let was_unused = before.is_some_and(|(_, was_unused)| was_unused);
+        if is_unused && was_unused && self.parked.is_empty() {
+            // The server, or a proxy, closes idle connections: the next job opens one.
+            self.next = Some(Next::Resting(now + KEEPALIVE));
+        } else if before.is_some_and(|(at, _)| now - at < PROBE_PAUSE) {
+            // The server, or a proxy, closes every connection at once.
+            self.next = Some(Next::Paused(now + PROBE_PAUSE));
+        } else {
+            // A closed idle connection is no outage, so jobs wait for this attempt.
+            self.start_attempt();
+        }
+    }
+
+    /// Ends the probe, because the live connection answers again. Returns whether that stays: not if the standby leads to
+    /// another memory, because the state of the node is that of the memory found last.
+    pub(super) fn on_recovered(&mut self) -> bool {
+        // The standby was admitted last, so the guard and callers know the node by its memory.
+        if let (Some(live), Some(Next::Standby(opened, _))) = (&self.live, &self.next)
+            && opened.check.generation != live.check.generation
+        {
+            return !self.adopt_standby();
+        }
+        self.next = None;
+        self.server.set_answering();
+        true
+    }
+
+    /// Returns when more is known of a server that is down or must not vote, at the latest: the next attempt begins, or the
+    /// current one ends.
+    pub(super) fn knows_more_at(&self) -> Option<Instant> {
+        match &self.next {
+            Some(Next::Connecting(_, ends_at)) => Some(*ends_at),
+            _ => self.next_due(),
+        }
+    }
+
+    /// Returns the time limit of the next attempt. It is short once the usual time is known, so that a server is
+    /// back soon after its recovery; every eighth attempt may take as long as the settings allow, because the
+    /// server may have become slower.
+    fn attempt_limit(&self) -> Duration {
+        let longest = self.server.timeouts.connect;
+        let connecting = match self.last_took {
+            Some(took) if self.attempts % 8 != 7 => PROBE_LIMIT.max(2 * took).min(longest),
+            _ => longest,
+        };
+        // Added, so that a provider of credentials is given up first: that error names it.
+        connecting + self.server.pool.manager().login_limit()
     }
 
     /// Answers a job for the last time, which frees its room in the inbox.
@@ -130,7 +296,8 @@ impl Lane {
             && calls.len() > 0
         {
             live.is_used = true;
-            let check = &live.admission.check;
+            live.sent = now;
+            let check = &live.check;
             live.link.send(calls.len(), |output| {
                 for jobs in calls {
                     encode_call_into(jobs.map(|job| job.encoded(check)), check, output);
@@ -164,6 +331,7 @@ impl Lane {
         if let Some(live) = &mut self.live {
             live.link.send_pipeline(commands);
             let now = Instant::now();
+            live.sent = now;
             (0..commands.len()).for_each(|_| self.calls.push_call(now, None));
             self.calls.on_sent();
         }
@@ -222,32 +390,19 @@ impl Lane {
         accepted.map_err(refuse).ok()
     }
 
-    /// Returns whether an attempt to connect is under way or planned. That is always so without a connection.
-    pub(super) fn is_probing(&self) -> bool {
-        !matches!(self.next, Next::None)
-    }
-
-    /// Returns when the standby is used or an attempt begins, if nothing else happens before.
+    /// Returns when the standby is used or an attempt begins, if nothing else happens before. A server that must not vote is
+    /// asked again, on a new connection.
     pub(super) fn next_due(&self) -> Option<Instant> {
         match &self.next {
-            Next::None | Next::Connecting(..) => None,
-            Next::Standby(_, at) | Next::Paused(at) | Next::Resting(at) => Some(*at),
-        }
-    }
-
-    /// Returns when to ask the server again, on a new connection, whether it may vote.
-    pub(super) fn recheck_at(&self) -> Option<Instant> {
-        if self.is_probing() {
-            return None;
-        }
-        if self.server.duplicate().is_some() {
+            Some(Next::Connecting(..)) => None,
+            Some(Next::Standby(_, at) | Next::Paused(at) | Next::Resting(at)) => Some(*at),
             // The live connection leads to where the name led when it was opened.
-            return Some(self.live.as_ref()?.since + DUPLICATE_PAUSE);
-        }
-        // The server decides by its own clock, so it is asked again at the end of its quarantine.
-        match self.server.is_open() {
-            true => None,
-            false => self.server.quarantined_until(),
+            None if self.server.duplicate().is_some() => {
+                Some(self.live.as_ref()?.since + DUPLICATE_PAUSE)
+            }
+            None if self.server.is_open() => None,
+            // The server decides by its own clock, so it is asked again at the end of its quarantine.
+            None => self.server.quarantined_until(),
         }
     }
 
@@ -286,5 +441,33 @@ impl Lane {
 /// Returns the check with which requests can share a call, if they can.
 pub(super) fn shared_check(live: &Option<Live>, now: Instant) -> Option<&GenerationCheck> {
     let live = live.as_ref().filter(|live| live.shares_from <= now);
-    live.map(|live| &live.admission.check)
+    live.map(|live| &live.check)
 }
+
+/// Opens a connection and prepares it for lock commands, on the very connection that is kept.
+///
+/// It does not come out of the pool: the name may lead to another server since an idle connection was opened, and
+/// that one may be dead.
+async fn open(server: &RedisServer, began: Instant) -> Result<Live, Arc<str>> {
+    let mut link = server.pool.manager().create().await?;
+    // Before the admission, whose script is one of these.
+    link.call_all(&load_all(false)).await?;
+    let attempt = server.timeouts.connect + server.timeouts.node;
+    let admitted = server.guard.admit(&server.name, &mut link, attempt);
+    let (check, quarantine) = admitted.await?;
+    if check.in_cluster_mode {
+        link.call_all(&load_all(true)).await?;
+    }
+    Ok(Live {
+        link,
+        check,
+        quarantine,
+        since: began,
+        sent: began,
+        is_used: false,
+        shares_from: began,
+    })
+}
+
+#[cfg(test)]
+pub(super) mod tests;

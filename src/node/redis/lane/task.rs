@@ -59,7 +59,7 @@ impl Lane {
                     poll_replies(&mut self.live, context, &mut replies)
                 }) => self.on_replied(replies.drain(..), replied),
                 attempted = poll_fn(|context| match &mut self.next {
-                    Next::Connecting(opening, _) => opening.as_mut().poll(context),
+                    Some(Next::Connecting(opening, _)) => opening.as_mut().poll(context),
                     _ => Poll::Pending,
                 }) => self.on_attempted(attempted),
                 has_jobs = poll_fn(|context| {
@@ -163,7 +163,7 @@ impl Lane {
         }
         if let Some(live) = self.live.as_ref().filter(|_| forgot_scripts) {
             // By `SCRIPT FLUSH`.
-            self.send_pipeline(&load_all(live.admission.check.in_cluster_mode));
+            self.send_pipeline(&load_all(live.check.in_cluster_mode));
         }
         if !self.parked.is_empty() {
             self.send_parked();
@@ -171,7 +171,7 @@ impl Lane {
         if forgot_all {
             // A new connection has it admitted again.
             self.server.set_quarantined(self.server.guard.window());
-            if !self.is_probing() {
+            if self.next.is_none() {
                 self.start_attempt();
             }
         }
@@ -225,40 +225,30 @@ impl Lane {
     }
 
     fn next_timer(&self) -> Instant {
-        let keepalive_at = self.calls.last_sent + KEEPALIVE;
         // While the server is known to be silent, the next event is the next probe.
         let silent_at = self.calls.silent_at(self.server.timeouts.node);
-        let silent_at = silent_at.filter(|_| !self.is_probing());
-        [
-            self.next_due(),
-            silent_at,
-            self.live.is_some().then_some(keepalive_at),
-            self.recheck_at(),
-            self.refused_due,
-        ]
-        .into_iter()
-        .flatten()
-        .min()
-        .unwrap_or_else(|| Instant::now() + KEEPALIVE)
+        let silent_at = silent_at.filter(|_| self.next.is_none());
+        let keepalive_at = self.live.as_ref().map(|live| live.sent + KEEPALIVE);
+        let timers = [self.next_due(), silent_at, keepalive_at, self.refused_due];
+        let earliest = timers.into_iter().flatten().min();
+        earliest.unwrap_or_else(|| Instant::now() + KEEPALIVE)
     }
 
     pub(super) fn on_timer(&mut self) {
         let now = Instant::now();
-        // The standby replaces the connection, or the attempt begins.
-        if self.next_due().is_some_and(|due| due <= now) && !self.adopt_standby() {
-            self.start_attempt();
-        }
-        if self.is_silent() && !self.is_probing() {
+        if self.is_silent() && self.next.is_none() {
             let patience = 2 * self.server.timeouts.node;
             let why = format!("no answer for {patience:?}, which is twice node_timeout");
             self.server.set_down(&why.into());
             self.start_attempt();
         }
-        if self.recheck_at().is_some_and(|at| at <= now) {
+        // The standby replaces the connection, or the attempt begins.
+        if self.next_due().is_some_and(|due| due <= now) && !self.adopt_standby() {
             self.start_attempt();
         }
-        if self.calls.last_sent + KEEPALIVE <= now {
-            self.calls.last_sent = now;
+        let is_due = |live: &&mut Live| live.sent + KEEPALIVE <= now;
+        if let Some(live) = self.live.as_mut().filter(is_due) {
+            live.sent = now;
             if !self.is_silent() {
                 // So that the next lock does not have to find out that an idle connection is broken.
                 self.send_pipeline(pipe().cmd("PING"));

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio::time::advance;
 
 use crate::node::job::{Packet, VoteReceiver};
-use crate::node::redis::lane::connection::tests::candidate;
+use crate::node::redis::lane::state::tests::candidate;
 use crate::node::redis::link::tests::parse_all;
 use crate::node::redis::server::tests::server;
 use crate::protocol::message::{Command, Op};
@@ -504,7 +504,7 @@ async fn a_new_connection_stands_by_while_the_silent_one_may_still_answer() {
     bench.lane.start_attempt();
     let opened = bench.candidate().await;
     bench.lane.on_attempted(Ok(opened));
-    assert!(matches!(bench.lane.next, Next::Standby(..)));
+    assert!(matches!(bench.lane.next, Some(Next::Standby(..))));
     // A release would overtake the request on the old one.
     assert_eq!(bench.calls(), [1]);
 }

@@ -1,0 +1,166 @@
+//! Tests of the transitions between the states of a connection.
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::advance;
+
+use super::*;
+use crate::node::redis::link::Link;
+use crate::node::redis::server::tests::server;
+use crate::protocol::admission::Generation;
+
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// Connects to a new server, which it returns too.
+pub(in super::super) async fn candidate() -> (Live, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap());
+    let (client, server) = tokio::join!(client, listener.accept());
+    let opened = Live {
+        link: Link::new(client.unwrap()),
+        check: GenerationCheck::default(),
+        quarantine: Duration::ZERO,
+        since: Instant::now(),
+        sent: Instant::now(),
+        is_used: false,
+        shares_from: Instant::now(),
+    };
+    (opened, server.unwrap().0)
+}
+
+fn is_connecting(lane: &Lane) -> bool {
+    lane.live.is_none() && matches!(lane.next, Some(Next::Connecting(..)))
+}
+
+fn is_paused(lane: &Lane) -> bool {
+    matches!(lane.next, Some(Next::Paused(_)))
+}
+
+impl Lane {
+    /// Uses a connection to a new server.
+    async fn adopt_new(&mut self) {
+        self.adopt(candidate().await.0);
+        assert!(self.live.is_some() && self.next.is_none());
+    }
+
+    fn lose(&mut self) {
+        self.on_lost(&"lost".into());
+    }
+}
+
+async fn live() -> Lane {
+    let mut lane = Lane::new(server());
+    lane.adopt_new().await;
+    lane
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_connection_is_opened_again_at_once_and_then_after_a_pause() {
+    let mut lane = live().await;
+    lane.live.as_mut().unwrap().is_used = true;
+    lane.lose();
+    assert!(is_connecting(&lane));
+    for (after, is_down) in [(PROBE_PAUSE / 2, true), (2 * PROBE_PAUSE, false)] {
+        lane.adopt_new().await;
+        lane.live.as_mut().unwrap().is_used = true;
+        advance(after).await;
+        lane.lose();
+        assert_eq!(is_paused(&lane), is_down);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_is_known_at_the_end_of_an_attempt() {
+    let (mut first, mut probe) = (Lane::new(server()), live().await);
+    assert_eq!(probe.knows_more_at(), None);
+    for lane in [&mut first, &mut probe] {
+        lane.start_attempt();
+        let at = lane.knows_more_at().unwrap();
+        assert!(Instant::now() < at && at <= Instant::now() + LIMIT);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_lost_twice_without_use_rests_until_a_job_wakes_it() {
+    let mut lane = live().await;
+    lane.lose();
+    lane.wake();
+    assert!(is_connecting(&lane));
+    lane.adopt_new().await;
+    advance(LIMIT).await;
+    lane.lose();
+    assert!(matches!(lane.next, Some(Next::Resting(_))));
+    assert_eq!(lane.next_due(), Some(Instant::now() + KEEPALIVE));
+    lane.wake();
+    assert!(is_connecting(&lane));
+    lane.on_attempted(Err("refused".into()));
+    lane.wake();
+    assert!(is_paused(&lane));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_replaces_a_live_connection_when_it_is_due_lost_or_given_up() {
+    let ways: [fn(&mut Lane); 3] = [Lane::on_timer, Lane::lose, |lane| {
+        lane.give_up(&"given up".into())
+    }];
+    for way in ways {
+        let mut lane = live().await;
+        lane.start_attempt();
+        assert!(lane.live.is_some() && lane.next.is_some());
+        let mut standby = candidate().await.0;
+        standby.check.generation = Generation::parse("r:1:1:standby");
+        lane.next = Some(Next::Standby(Box::new(standby), Instant::now() + LIMIT));
+        lane.on_timer();
+        assert!(lane.next.is_some());
+        advance(LIMIT).await;
+        way(&mut lane);
+        let live = lane.live.as_ref().unwrap();
+        assert!(live.check.generation.is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_recovered_connection_drops_a_standby_to_the_same_memory_only() {
+    for (generation, is_used) in [("r:1:1:run", false), ("r:2:1:run", true)] {
+        let mut lane = Lane::new(server());
+        let mut live = candidate().await.0;
+        live.check.generation = Generation::parse("r:1:1:run");
+        lane.adopt(live);
+        let mut standby = candidate().await.0;
+        standby.check.generation = Generation::parse(generation);
+        lane.next = Some(Next::Standby(Box::new(standby), Instant::now()));
+        assert_eq!(lane.on_recovered(), !is_used);
+        assert!(lane.live.is_some() && lane.next.is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_given_up_leaves_its_probe() {
+    let give_up = |lane: &mut Lane| lane.give_up(&"given up".into());
+    let mut lane = live().await;
+    give_up(&mut lane);
+    assert!(is_connecting(&lane));
+    lane.adopt_new().await;
+    lane.start_attempt();
+    give_up(&mut lane);
+    assert!(is_connecting(&lane));
+    lane.adopt_new().await;
+    lane.on_attempted(Err("refused".into()));
+    assert!(lane.live.is_some());
+    give_up(&mut lane);
+    assert_eq!(lane.next_due(), Some(Instant::now() + PROBE_PAUSE));
+    advance(PROBE_PAUSE).await;
+    lane.on_timer();
+    assert!(is_connecting(&lane));
+}
+
+#[tokio::test]
+async fn every_eighth_attempt_may_take_as_long_as_connecting_may() {
+    let mut lane = live().await;
+    let mut limits = Vec::new();
+    for _ in 0..9 {
+        limits.push(lane.attempt_limit() == LIMIT);
+        lane.start_attempt();
+    }
+    let longest = limits.iter().position(|is_longest| *is_longest);
+    assert_eq!((longest, limits[8]), (Some(7), false));
+}
