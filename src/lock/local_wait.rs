@@ -23,7 +23,6 @@
 //! asks the nodes itself, after the time of one attempt.
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -72,9 +71,9 @@ impl Group {
         let is_execution = spec.lease.once.is_some();
         // Of those that fail from now on, one may have asked for the same.
         let failures = place.failures();
-        let _waiting = Arc::clone(&place.waiter);
+        let _waiting = place.waiter();
         // Who comes later would wait for the attempt of the first as well.
-        let is_first = !place.has_other_waiters();
+        let is_first = place.waiters() == 1;
         let mut acquiring = pin!(place.permits.acquire_many(permits(access)));
         let allowance = self.attempt_time();
         let mut seen: Option<(u64, Instant)> = None;

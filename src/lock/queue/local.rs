@@ -160,13 +160,9 @@ impl Permit {
     /// Acquires the permits that it does not have. Returns the number of the first busy place.
     pub(crate) fn try_acquire_rest(&self) -> Option<usize> {
         self.places.iter().position(|place| {
-            if place.has(self.caller) {
-                return false;
-            }
-            let acquired = place.permits.try_acquire_many(permits(self.access));
-            acquired
-                .map(|acquired| self.admit(place, Some(acquired)))
-                .is_err()
+            let acquire = || place.permits.try_acquire_many(permits(self.access));
+            let admit = |acquired| self.admit(place, Some(acquired));
+            !place.has(self.caller) && acquire().map(admit).is_err()
         })
     }
 
@@ -179,7 +175,7 @@ impl Permit {
         let mut rounds = 0;
         while let Some(busy) = self.next_busy(&mut rounds) {
             let place = self.place(busy);
-            let waiting = Arc::clone(&place.waiter);
+            let waiting = place.waiter();
             let acquired = place.permits.acquire_many(permits(self.access)).await;
             drop(waiting);
             // The semaphore is never closed.
@@ -271,7 +267,7 @@ impl Permit {
     pub(crate) fn set_failed(&self, once: Option<OnceSpec>, error: &LockError) {
         let places = self.places.iter();
         let keys: LockKeys = places.map(|place| &place.key.0).collect();
-        let waited = self.places.iter().filter(|place| place.is_waited_for());
+        let waited = self.places.iter().filter(|place| place.waiters() > 0);
         for place in waited {
             place.set_failed(Failed {
                 keys: keys.clone(),

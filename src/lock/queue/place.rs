@@ -13,7 +13,7 @@
 //! All local callers that wait for a release of another process share one subscription, and each watches it by itself. A
 //! caller that waits for the permit will need it next, so the place keeps it while there is one.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::task;
@@ -45,8 +45,8 @@ pub(crate) struct Place {
     pub(crate) permits: Semaphore,
     // A caller has one before it queues at the semaphore, and until it has its permits or goes away. So who gives permits back
     // and finds no waiter leaves none behind that was in the queue before.
-    /// Each caller that waits for the permit has a clone.
-    pub(crate) waiter: Arc<()>,
+    /// Each caller that waits for the permit has a clone. Most places have none.
+    waiter: OnceLock<Arc<()>>,
     pub(super) callers: Mutex<Callers>,
     /// Notified when a caller got its permits, its refusal, or its lock.
     pub(crate) changed: Notify,
@@ -140,7 +140,7 @@ impl Place {
         Self {
             key,
             permits: Semaphore::new(PERMITS as usize),
-            waiter: Arc::default(),
+            waiter: OnceLock::new(),
             callers: Mutex::new(Callers {
                 // Most have one at a time.
                 admitted: Vec::with_capacity(1),
@@ -154,21 +154,23 @@ impl Place {
         }
     }
 
-    pub(super) fn is_waited_for(&self) -> bool {
+    /// Returns what a caller keeps as long as it waits for the permit.
+    pub(crate) fn waiter(&self) -> Arc<()> {
+        Arc::clone(self.waiter.get_or_init(Arc::default))
+    }
+
+    /// Returns how many callers wait for the permit.
+    pub(crate) fn waiters(&self) -> usize {
         // A hint, on which no other data depend, as below. A waiter that comes just after this look finds the permit free, or
         // asks the nodes like any other.
-        Arc::strong_count(&self.waiter) > 1
+        let waiter = self.waiter.get();
+        waiter.map_or(0, |waiter| Arc::strong_count(waiter) - 1)
     }
 
     /// Returns how many callers hold a lock.
     #[cfg(feature = "axum")]
     pub(super) fn holders(&self) -> usize {
         self.callers.lock().leases().count()
-    }
-
-    /// Returns whether another caller waits for the permit, beside this one, which waits.
-    pub(crate) fn has_other_waiters(&self) -> bool {
-        Arc::strong_count(&self.waiter) > 2
     }
 
     pub(super) fn has(&self, caller: u64) -> bool {
@@ -420,7 +422,7 @@ impl Place {
         // Load and store, not one step: only the holder of the place's permit decides, and the permit's semaphore orders the
         // holders.
         let kept = self.kept.load(Ordering::Relaxed) + 1;
-        let keep = self.is_waited_for() && kept < LOCAL_RUN && self.count().is_some();
+        let keep = self.waiters() > 0 && kept < LOCAL_RUN && self.count().is_some();
         self.kept
             .store(if keep { kept } else { 0 }, Ordering::Relaxed);
         keep
@@ -451,7 +453,7 @@ impl Place {
 
     /// Ends the subscription to the releases of other processes, if no caller waits here.
     pub(super) fn unsubscribe(&self) {
-        if !self.is_waited_for() {
+        if self.waiters() == 0 {
             self.end_subscription();
         }
     }

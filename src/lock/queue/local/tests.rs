@@ -159,7 +159,7 @@ async fn failure_is_that_of_callers_that_want_the_same_and_hear_of_it_in_time() 
     let (one, both) = (keys(&["k"]), keys(&["j", "k"]));
     let permit = acquire(&queue, &both).await;
     let place = permit.place(1);
-    let _waiting = Arc::clone(&place.waiter);
+    let _waiting = place.waiter();
     for (error, once, theirs, is_told) in [
         (&contended, None, None, true),
         (&contended, None, Some(mine), false),
@@ -257,7 +257,7 @@ async fn subscription_ends_with_the_permit_unless_callers_wait() {
     // One process listens. As long as that is this one, there is no other.
     place.set_subscribers(1);
     drop(permit.subscribe(&holder.spec.cluster, &names));
-    let waiting = Arc::clone(&place.waiter);
+    let waiting = place.waiter();
     permit.give_back();
     assert_eq!(place.notified(), None);
     drop(waiting);
