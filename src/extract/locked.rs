@@ -258,8 +258,8 @@ impl RequestLocks {
         // Never from the key, which clients choose.
         options.label.get_or_insert(UNNAMED);
         let (handles, redlock) = (&self.handles, &self.redlock);
-        let locking = async { handles.lock(redlock, keys, options.clone(), None)?.await };
-        match locking.await {
+        let locking = LockHandles::lock(Some(handles), redlock, keys, options.clone(), None);
+        match async { locking?.await }.await {
             Ok(guard) => {
                 // The loss of the lock does not stop the handler.
                 handles.add(&guard.handle(), OnLost::Notify);

@@ -97,7 +97,7 @@ impl LockHandles {
         shares.collect()
     }
 
-    /// Asks for those `keys` that the request does not hold yet, and shares the others.
+    /// Asks for those `keys` that a request with these handles does not hold yet, and shares the others.
     ///
     /// A lock that is released or about to be does not count as held: a layer outside that calls again, such as
     /// `tower::retry`, does not hold it any more.
@@ -106,7 +106,7 @@ impl LockHandles {
     ///
     /// Returns [`LockError::HeldShared`] if the request holds a key as a reader, and asks for it alone.
     pub(crate) fn lock(
-        &self,
+        handles: Option<&Self>,
         redlock: &Redlock,
         keys: LockKeys,
         options: LockOptions,
@@ -119,7 +119,7 @@ impl LockHandles {
             let request = redlock.request(missing, options, waiters.cloned());
             request.into_future()
         };
-        let handles = self.to_vec();
+        let handles = handles.map(Self::to_vec).unwrap_or_default();
         if handles.is_empty() {
             return Ok(Locking {
                 missing: Some(request(keys, true)),

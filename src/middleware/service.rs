@@ -85,11 +85,12 @@ where
         let tracker = CallToken::take(&mut parts.extensions);
         let locking = match config.keys(&parts) {
             Ok(Ok(keys)) => {
-                let handles = LockHandles::from_extensions(&mut parts.extensions);
+                // The list itself is made when the lock is held, so that the extensions get all that they get at once.
+                let handles = parts.extensions.get();
                 let options = config.options(&parts);
                 future.is_ready = options.wait.is_none_or(|wait| wait.is_zero());
                 let (redlock, waiters) = (&config.redlock, config.waiters.as_ref());
-                let locking = handles.lock(redlock, keys, options.clone(), waiters);
+                let locking = LockHandles::lock(handles, redlock, keys, options.clone(), waiters);
                 let locking = locking.map_err(|error| config.refusal(error, &options));
                 locking.map(|locking| (locking, options))
             }
@@ -283,6 +284,7 @@ where
         if let Some(tracker) = &self.tracker {
             tracker.pass_on(extensions);
         }
+        let handles = LockHandles::from_extensions(extensions);
         let (config, Some(held)) = (&self.config, &self.held) else {
             extensions.insert(NotLocked::UNAVAILABLE);
             // The handler must not take the lock of an outer layer for this layer's.
@@ -290,7 +292,7 @@ where
             return;
         };
         let handle = &held.handle;
-        LockHandles::from_extensions(extensions).add(handle, config.on_lost);
+        handles.add(handle, config.on_lost);
         extensions.insert(handle.clone());
         if let Some(name) = &config.forward_token
             && let Some(token) = handle.fencing_token()
