@@ -86,14 +86,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
             let Some(keys) = self.extract(parts)?.filter(present) else {
                 return Ok(None);
             };
-            let mut mapped = Vec::new();
-            for key in keys.as_slice() {
-                let Some(keys) = map(key.clone()).into_keys()? else {
-                    return Ok(None);
-                };
-                mapped.extend_from_slice(keys.as_slice());
-            }
-            Ok(Some(mapped.into_iter().collect()))
+            let keys = keys.as_slice().iter();
+            union(keys.map(|key| map(key.clone()).into_keys()))
         })
     }
 
@@ -141,12 +135,9 @@ pub trait KeyExtractor: Send + Sync + 'static {
             is_constant: false,
             ..self.describe()
         };
-        Described::new(description, move |parts| {
-            if applies(parts) {
-                self.extract(parts)
-            } else {
-                Ok(None)
-            }
+        Described::new(description, move |parts| match applies(parts) {
+            true => self.extract(parts),
+            false => Ok(None),
         })
     }
 }
@@ -165,15 +156,17 @@ pub trait KeyExtractor: Send + Sync + 'static {
 pub fn each<A: KeyExtractor, B: KeyExtractor>(first: A, second: B) -> impl KeyExtractor + Clone {
     let description = first.describe().join(second.describe(), " and ");
     Described::new(description, move |parts| {
-        let mut both = Vec::new();
-        for extractor in [&first as &dyn KeyExtractor, &second] {
-            let Some(keys) = extractor.extract(parts)?.filter(present) else {
-                return Ok(None);
-            };
-            both.extend_from_slice(keys.as_slice());
-        }
-        Ok(Some(both.into_iter().collect()))
+        let both = [&first as &dyn KeyExtractor, &second].into_iter();
+        union(both.map(|extractor| Ok(extractor.extract(parts)?.filter(present))))
     })
+}
+
+/// Returns the keys of all sets; `None` if one of them is missing.
+fn union(
+    sets: impl Iterator<Item = Result<Option<LockKeys>, KeyError>>,
+) -> Result<Option<LockKeys>, KeyError> {
+    let sets: Option<Vec<LockKeys>> = sets.collect::<Result<_, _>>()?;
+    Ok(sets.map(|sets| sets.iter().flat_map(LockKeys::as_slice).collect()))
 }
 
 /// What layers know of the keys of an extractor.
