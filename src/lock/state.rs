@@ -412,24 +412,19 @@ impl LockState {
         state.rest.replace(rest)
     }
 
-    pub(crate) fn set_token(&self, token: FencingToken) {
-        self.state.lock().token = Some(token);
-    }
-
-    /// Prolongs the validity; never moves its end back.
-    pub(crate) fn prolong(&self, valid_until: Instant) {
+    /// Prolongs the validity, and sets the token, which may be higher than before; never moves the end back.
+    pub(crate) fn prolong(&self, valid_until: Instant, token: Option<FencingToken>) {
         let mut state = self.state.lock();
         state.valid_until = state.valid_until.max(valid_until);
+        state.token = token;
     }
 
     /// Publishes that the lock is lost. Returns the reason that was published before, which stays.
     pub(crate) fn lose(&self, reason: LostReason) -> Option<LostReason> {
-        let before = {
-            let mut state = self.state.lock();
-            let before = state.lost;
-            state.lost = before.or(Some(reason));
-            before
-        };
+        let mut state = self.state.lock();
+        let before = state.lost;
+        state.lost = before.or(Some(reason));
+        drop(state);
         self.changed.notify_waiters();
         before
     }

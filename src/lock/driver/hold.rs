@@ -10,7 +10,6 @@ use crate::lock::driver::lease::Driver;
 use crate::lock::error::{ExtendError, LostReason, ReleaseError};
 use crate::lock::queue::Permit;
 use crate::lock::state::CommandOutcome;
-use crate::protocol::FencingToken;
 use crate::protocol::lease::{Decided, Event, Input};
 use crate::protocol::round::ReleaseStep;
 
@@ -85,18 +84,12 @@ impl Driver {
         match event {
             Event::Extended {
                 valid_until,
+                token,
                 is_asked,
             } => {
-                self.state.prolong(self.instant(valid_until));
+                let token = token.and_then(|token| token.try_into().ok());
+                self.state.prolong(self.instant(valid_until), token);
                 if is_asked {
-                    let input = self.command.as_ref().map(|command| &command.input);
-                    if let Some(Input::Extend {
-                        token: Some(token), ..
-                    }) = input
-                        && let Ok(token) = FencingToken::try_from(*token)
-                    {
-                        self.state.set_token(token);
-                    }
                     self.answer(Ok(None));
                 }
             }
@@ -127,10 +120,8 @@ impl Driver {
     }
 
     fn answer_lost(&mut self) {
-        let lost = self.state.lost_reason();
-        self.answer(Err(ExtendError::Lost(
-            lost.unwrap_or(LostReason::Abandoned),
-        )));
+        let reason = self.state.lost_reason().unwrap_or(LostReason::Abandoned);
+        self.answer(Err(ExtendError::Lost(reason)));
     }
 
     fn answer(&mut self, outcome: CommandOutcome) {
@@ -155,16 +146,12 @@ impl Driver {
         // The requests of the next waiter follow the releases on every node.
         drop(permit);
         async move {
-            let outcome = self.released().await;
-            let outcome = match (lost, outcome) {
-                (Some(reason), _) => Err(ReleaseError::Lost(reason)),
-                (None, outcome) => {
-                    if let Err(ReleaseError::Lost(reason)) = &outcome {
-                        self.state.report_loss(*reason);
-                    }
-                    outcome
-                }
-            };
+            let mut outcome = self.released().await;
+            if let Some(reason) = lost {
+                outcome = Err(ReleaseError::Lost(reason));
+            } else if let Err(ReleaseError::Lost(reason)) = &outcome {
+                self.state.report_loss(*reason);
+            }
             self.state.close(Some(outcome));
             // Mostly, all nodes have answered by now.
             if self.votes.has_more() {

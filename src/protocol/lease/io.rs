@@ -232,6 +232,8 @@ pub enum Event {
     Extended {
         /// The end of the validity.
         valid_until: Duration,
+        /// The token from now on; `None` with fencing off.
+        token: Option<u64>,
         /// Whether a holder asked for it.
         is_asked: bool,
     },

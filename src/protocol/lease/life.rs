@@ -300,11 +300,12 @@ impl Lease {
                 }
                 let next = extending.began + self.spec.ttl / 3;
                 holding.renew_at = holding.renew_at.map(|_| next);
-                let (valid_until, is_asked) = (holding.valid_until, extending.is_asked);
-                self.tell(Event::Extended {
-                    valid_until,
-                    is_asked,
-                });
+                let extended = Event::Extended {
+                    valid_until: holding.valid_until,
+                    token: holding.token,
+                    is_asked: extending.is_asked,
+                };
+                self.tell(extended);
             }
             VoteStep::Missed { reached } => {
                 let next = now + (self.spec.ttl / 10).max(TICK);

@@ -38,10 +38,10 @@ fn lock_is_renewed_after_each_third_of_its_ttl() {
         assert!(world.callers[0].lease.is_extending());
         world.serve(0, &[0, 2]);
         let valid_until = at + validity::lifetime(TTL).unwrap();
-        let is_asked = false;
         let extended = Event::Extended {
             valid_until,
-            is_asked,
+            token: Some(7),
+            is_asked: false,
         };
         assert_eq!(world.events(), [extended]);
         world.serve(0, &[1]);
@@ -95,6 +95,7 @@ fn extension_by_a_holder_sets_the_ttl_and_the_token_and_never_cuts_the_validity(
     world.serve(0, &[0, 1]);
     let extended = Event::Extended {
         valid_until: before,
+        token: Some(20),
         is_asked: true,
     };
     assert_eq!(world.events(), [extended]);
