@@ -15,6 +15,8 @@ use crate::protocol::{NodeSet, Quorum};
 #[derive(Debug)]
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Arc<dyn Node>>,
+    /// Those that live in this process.
+    pub(crate) embedded: NodeSet,
     /// The names of the nodes, by number.
     pub(crate) names: Arc<[Arc<str>]>,
     pub(crate) quorum: Quorum,
@@ -45,7 +47,10 @@ impl Cluster {
         settings: &Arc<Settings>,
         home: &Arc<Home>,
     ) -> Arc<Self> {
+        let (all, ping) = (NodeSet::all(quorum).iter(), Packet::ping());
+        let executes = |node: &usize| nodes[*node].execute(&ping, Duration::ZERO).is_some();
         Arc::new(Self {
+            embedded: all.filter(executes).collect(),
             names: nodes.iter().map(|node| Arc::clone(node.name())).collect(),
             nodes,
             quorum,

@@ -277,7 +277,8 @@ impl LockGuard {
                 handle.lease.spawn(rest);
                 Ok(Released::Shared)
             }
-            None => handle.released().await,
+            // Boxed, so that the usual case has no room for it.
+            None => Box::pin(handle.released()).await,
         }
     }
 

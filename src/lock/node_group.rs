@@ -313,11 +313,7 @@ impl NodeSettings {
     /// Makes a node behind those with these names.
     #[cfg_attr(
         not(feature = "redis"),
-        expect(
-            unused_variables,
-            clippy::unused_self,
-            reason = "other nodes have no settings"
-        )
+        expect(unused_variables, reason = "other nodes have no settings")
     )]
     fn node(
         &self,
@@ -326,7 +322,7 @@ impl NodeSettings {
         names: &[Arc<str>],
     ) -> Result<Arc<dyn Node>, BuildError> {
         Ok(match source {
-            Source::Embedded => Arc::new(EmbeddedNode::new(names.len())),
+            Source::Embedded => Arc::new(EmbeddedNode::new(names.len(), Arc::clone(&self.home))),
             #[cfg(feature = "test-util")]
             Source::Scripted(node) => Arc::new(crate::node::scripted::ScriptedLane::to(node)),
             #[cfg(feature = "unstable-protocol")]

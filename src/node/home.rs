@@ -24,6 +24,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::node::Mutex;
 use crate::node::sync::MutexGuard;
+use crate::node::system::Epoch;
 
 /// The runtime of all background work of a lock service.
 #[derive(Debug, Default)]
@@ -32,6 +33,8 @@ pub(crate) struct Home {
     given: Option<Handle>,
     /// The home, and what is closed when it has ended. `None` before the first use.
     used: Mutex<Option<(Handle, oneshot::Sender<Infallible>)>>,
+    /// From which the nodes in this process count the time: by tokio's clock, which tests can pause.
+    pub(crate) epoch: Epoch,
 }
 
 /// How long a home may leave a task waiting before it counts as not run.
@@ -44,7 +47,7 @@ impl Home {
     pub(crate) fn new(given: Option<Handle>) -> Self {
         Self {
             given: given.or_else(|| Handle::try_current().ok()),
-            used: Mutex::default(),
+            ..Self::default()
         }
     }
 

@@ -77,13 +77,18 @@ pub(crate) struct Packet {
 impl Packet {
     /// Creates the packet of a command. For some releases, a time counts; see [`until`](Self::until).
     pub(crate) fn new(command: Command, notifies: bool, until: Option<Instant>) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::unshared(command, notifies, until))
+    }
+
+    /// The same, for nodes that execute it at once.
+    pub(crate) fn unshared(command: Command, notifies: bool, until: Option<Instant>) -> Self {
+        Self {
             command,
             notifies,
             until,
             #[cfg(feature = "redis")]
             encoded: OnceLock::new(),
-        })
+        }
     }
 
     /// Creates the packet of a health check.
@@ -384,6 +389,7 @@ impl VoteReceiver {
     }
 
     /// Returns a vote that has arrived already.
+    #[inline]
     pub(crate) fn try_recv(&mut self) -> Option<Vote> {
         if self.arrived.is_empty() {
             let mut queue = self.channel.queue.lock();

@@ -198,7 +198,7 @@ pub(crate) struct ScriptedLane {
 impl ScriptedNode {
     fn new(index: usize) -> Self {
         Self {
-            store: Arc::new(EmbeddedNode::new(index)),
+            store: Arc::new(EmbeddedNode::new(index, Arc::default())),
             script: Mutex::default(),
         }
     }

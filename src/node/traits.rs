@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::node::job::{Executed, Job, Packet};
 use crate::node::release_signal::{Subscriber, Subscription};
 
@@ -26,8 +24,9 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// Submits a job.
     fn submit(&self, job: Job);
 
-    /// Executes a command now, without a job, if the node lives in this process. Otherwise, returns `None`.
-    fn execute(&self, _: &Packet, _now: Instant) -> Option<Executed> {
+    /// Executes a command now, without a job, if the node lives in this process. Otherwise, returns `None`. The time counts
+    /// from the epoch of the home.
+    fn execute(&self, _: &Packet, _now: Duration) -> Option<Executed> {
         None
     }
 

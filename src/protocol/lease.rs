@@ -168,7 +168,8 @@ impl Lease {
         open.map(|(silent, ..)| silent).unwrap_or_default()
     }
 
-    fn on_answer(&mut self, node: usize, number: u32, answer: &Answer, now: Duration) {
+    /// Takes the answer of a node, as [`Input::Answered`] has it.
+    pub fn on_answer(&mut self, node: usize, number: u32, answer: &Answer, now: Duration) {
         match &mut self.stage {
             LifeStage::Acquiring(acquiring) => {
                 let step = acquiring.on_answer(node, number, answer);

@@ -39,8 +39,7 @@ pub(super) struct Driver {
     /// The answers. Their phase is the number of the request.
     pub(super) votes: VoteReceiver,
     /// The failures of nodes, by number, in the acquisition, or in the extension or release that followed it.
-    /// `None` for most locks.
-    failures: Option<BTreeMap<usize, NodeFailure>>,
+    failures: BTreeMap<usize, NodeFailure>,
     /// The request of that extension or release.
     decision: u32,
     timer: Option<Pin<Box<Sleep>>>,
@@ -50,6 +49,8 @@ pub(super) struct Driver {
     tie_ends: Option<Duration>,
     /// The places of the keys in the queue, which know the processes that wait for each key.
     places: Few<Arc<Place>>,
+    /// Whether it is being dropped, so that no panic may come out of it.
+    is_dropped: bool,
     /// A read under way.
     read: Option<Pin<Box<dyn Future<Output = Input> + Send + Sync>>>,
     #[cfg(feature = "test-util")]
@@ -83,18 +84,19 @@ impl Driver {
             state,
             lease: Lease::new(lease, cluster.quorum, Duration::ZERO, patience),
             votes: VoteReceiver::new(&cluster.names),
-            failures: None,
+            failures: BTreeMap::new(),
             decision: 0,
             timer: None,
             put_off: None,
             tie_ends: None,
             places: places.clone(),
+            is_dropped: false,
             read: None,
             #[cfg(feature = "test-util")]
             trace,
         });
         if let Some(acquire) = driver.lease.poll_request() {
-            driver.send(acquire, Duration::ZERO, false);
+            driver.send(acquire, Duration::ZERO);
         }
         driver
     }
@@ -156,14 +158,10 @@ impl Driver {
         // What has arrived since, so that the error names every node.
         while let Some(vote) = self.votes.try_recv() {
             if self.lease.counts(vote.phase) {
-                let failures = self.failures.take();
+                let failures = std::mem::take(&mut self.failures);
                 self.on_vote(vote, self.origin.elapsed());
                 self.failures = failures;
-            } else if let Answer::Replied(_) = note(
-                self.failures.get_or_insert_default(),
-                vote.node,
-                vote.outcome,
-            ) {
+            } else if let Answer::Replied(_) = note(&mut self.failures, vote.node, vote.outcome) {
                 voted.insert(vote.node);
             }
         }
@@ -263,9 +261,8 @@ impl Driver {
             return Duration::MAX;
         }
         let elapsed = self.origin.elapsed();
-        *self
-            .tie_ends
-            .get_or_insert_with(|| elapsed + elapsed.max(TICK))
+        let ends = elapsed + elapsed.max(TICK);
+        *self.tie_ends.get_or_insert(ends)
     }
 
     /// Takes the votes that have arrived. The time may be before the last of them, because the lease is decided.
@@ -288,7 +285,7 @@ impl Driver {
         }
         let answer = match vote.outcome {
             // Most nodes never fail.
-            Ok(reply) if self.failures.is_none() => Answer::Replied(reply),
+            Ok(reply) if self.failures.is_empty() => Answer::Replied(reply),
             outcome => {
                 let never_sent = outcome.as_ref().is_err_and(NodeFailure::never_sent);
                 let answer = note(self.failures_of(number), node, outcome);
@@ -298,12 +295,20 @@ impl Driver {
                 answer
             }
         };
-        let input = Input::Answered {
-            node,
-            number,
-            answer,
-        };
-        self.handle_at(input, now);
+        #[cfg(feature = "test-util")]
+        if let Some(trace) = &self.trace {
+            let input = Input::Answered {
+                node,
+                number,
+                answer: answer.clone(),
+            };
+            trace.lock().push(input, now);
+        }
+        // Not as an input, which would be moved several times: a lease takes more answers than anything else.
+        self.lease.on_answer(node, number, &answer, now);
+        if let Some(request) = self.lease.poll_request() {
+            self.send(request, now);
+        }
     }
 
     fn on_timeout(&mut self, now: Duration) {
@@ -355,23 +360,18 @@ impl Driver {
     }
 
     pub(super) fn handle_at(&mut self, input: Input, now: Duration) {
-        self.pass(input, now, false);
-    }
-
-    /// The same; perhaps in a `Drop`.
-    fn pass(&mut self, input: Input, now: Duration, is_drop: bool) {
         #[cfg(feature = "test-util")]
         if let Some(trace) = &self.trace {
             trace.lock().push(input.clone(), now);
         }
         self.lease.handle(input, now);
         if let Some(request) = self.lease.poll_request() {
-            self.send(request, now, is_drop);
+            self.send(request, now);
         }
     }
 
-    /// Sends a request of the lease now; perhaps in a `Drop`.
-    fn send(&mut self, request: LeaseRequest, now: Duration, is_drop: bool) {
+    /// Sends a request of the lease now.
+    fn send(&mut self, request: LeaseRequest, now: Duration) {
         // First, so that no lane sends a request of before behind this one: the senders of an earlier phase are closed.
         let phase = self.votes.next_phase();
         debug_assert_eq!(phase, request.number, "each request is sent");
@@ -390,17 +390,28 @@ impl Driver {
             owner: self.owner.clone(),
             op: request.op,
         };
-        let packet = Packet::new(command, request.publishes, until);
+        let packet = Packet::unshared(command, request.publishes, until);
+        let (cluster, mut nodes) = (&spec.cluster, request.nodes);
+        let embedded = nodes.intersection(cluster.embedded);
+        if !self.is_dropped && !embedded.is_empty() {
+            let now = cluster.home.epoch.at(now);
+            for number in embedded.iter() {
+                if let Some(executed) = cluster.nodes[number].execute(&packet, now) {
+                    self.votes.push(number, phase, executed);
+                }
+            }
+            nodes = nodes.without(embedded);
+        }
+        if nodes.is_empty() {
+            return;
+        }
+        let packet = Arc::new(packet);
         // This task is the only one that submits for this owner, and a lane keeps the order: on each node, the release
         // follows what it releases.
-        for number in request.nodes.iter() {
-            let node = &*spec.cluster.nodes[number];
-            if !is_drop && let Some(executed) = node.execute(&packet, now) {
-                self.votes.push(number, phase, executed);
-                continue;
-            }
+        for number in nodes.iter() {
+            let node = &*cluster.nodes[number];
             let job = Job::new(Arc::clone(&packet), self.votes.sender(number), gone_at);
-            match is_drop {
+            match self.is_dropped {
                 true => submit_in_drop(node, job),
                 false => node.submit(job),
             }
@@ -419,14 +430,14 @@ impl Driver {
     /// Returns the failures of the nodes in the decision to which this request belongs.
     fn failures_of(&mut self, number: u32) -> &mut BTreeMap<usize, NodeFailure> {
         if self.decision != number && !self.lease.is_acquiring() {
-            (self.decision, self.failures) = (number, None);
+            (self.decision, self.failures) = (number, BTreeMap::new());
         }
-        self.failures.get_or_insert_default()
+        &mut self.failures
     }
 
     /// Takes the failures, and those of the nodes that had not answered when the others decided.
     pub(super) fn take_failures(&mut self, silent: NodeSet) -> Vec<NodeFailure> {
-        let mut failures = self.failures.take().unwrap_or_default();
+        let mut failures = std::mem::take(&mut self.failures);
         for number in silent.iter() {
             let node = Arc::clone(&self.state.spec.cluster.names[number]);
             let unanswered = NodeFailure::Unanswered { node };
@@ -446,7 +457,8 @@ impl Driver {
         self.tell();
         // There is no task that would pass it on.
         while self.lease.poll_event().is_some() {}
-        self.pass(self.dropped(true), self.origin.elapsed(), true);
+        self.is_dropped = true;
+        self.handle(self.dropped(true));
     }
 
     /// Waits until every node has answered every release or is overdue, and passes an unconfirmed one to the registry.
