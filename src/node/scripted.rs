@@ -18,11 +18,10 @@ use crate::protocol::message::{Command, Reply};
 use crate::protocol::message::{Op, SharedOp};
 
 /// How a scripted node treats the requests that reach it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Gate {
     /// Executes and answers the request at once.
-    #[default]
     Ready,
     /// Executes and answers the request after this delay, in order.
     Slow(Duration),
@@ -176,7 +175,7 @@ pub(crate) struct ScriptedNode {
     script: Mutex<Script>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Script {
     gate: Gate,
     by_kind: BTreeMap<OpKind, Gate>,
@@ -199,7 +198,13 @@ impl ScriptedNode {
     fn new(index: usize) -> Self {
         Self {
             store: Arc::new(EmbeddedNode::new(index, Arc::default())),
-            script: Mutex::default(),
+            script: Mutex::new(Script {
+                gate: Gate::Ready,
+                by_kind: BTreeMap::new(),
+                sent: BTreeMap::new(),
+                is_silent: false,
+                unanswered: Vec::new(),
+            }),
         }
     }
 }
