@@ -6,11 +6,10 @@
 mod memory;
 mod readers;
 
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::memory::{Fence, Kept, Lock, LockedBy, Mark, unmark};
+use self::memory::{Kept, Lock, LockedBy, Mark, unmark};
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, HolderMark, Op, Reply, Seen};
 use crate::protocol::names::{IntentName, KeyNames, RecordNames, SlotNames};
@@ -46,20 +45,18 @@ impl Store {
         let kept = first.and_then(|record| self.kept(record, now));
         match op {
             Op::Acquire {
-                proposal: number,
-                ttl,
-                retention,
-            }
-            | Op::Confirm {
-                token: number,
+                proposal,
                 ttl,
                 retention,
             } => done(kept, Record::answered).unwrap_or_else(|| {
-                let ends = (now + *ttl, now + *retention);
-                match op {
-                    Op::Acquire { .. } => self.acquire(command, *number, ends, now),
-                    _ => self.confirm(command, *number, ends, now),
-                }
+                self.acquire(command, *proposal, (now + *ttl, now + *retention), now)
+            }),
+            Op::Confirm {
+                token,
+                ttl,
+                retention,
+            } => done(kept, Record::answered).unwrap_or_else(|| {
+                self.confirm(command, *token, (now + *ttl, now + *retention), now)
             }),
             Op::Shared(op) => self.apply_shared(command, *op, now),
             Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. } => {
@@ -81,8 +78,7 @@ impl Store {
                 let Some(name) = names.first() else {
                     return Reply::Lost;
                 };
-                let fence = self.fences.get(&name.fence);
-                let granted = fence.filter(|fence| fence.expires > now);
+                let granted = self.fence(name, now);
                 // The last grantee, not the holder: an execution that outlived its lock may record as
                 // long as no other owner was granted the key.
                 if granted.is_none_or(|fence| fence.grantee != *owner) {
@@ -115,18 +111,21 @@ impl Store {
         (expires, fence_expires): (Duration, Duration),
         now: Duration,
     ) -> Reply {
-        let (mut ours, mut last, mut is_intended) = (0, None::<&Lock>, false);
+        let (mut ours, mut last, mut is_intended, mut fence) = (0, None::<&Lock>, false, 0);
         for name in names.iter() {
-            match self.lock(name, now) {
+            let intent = intent_of(name).and_then(|intent| self.intents.get(&intent.name));
+            let is_others = |intent: &Mark| intent.expires > now && intent.owner != *owner;
+            is_intended |= intent.is_some_and(is_others);
+            let known = self.locks.get(&name.lock);
+            let of_known = known.and_then(|known| known.fence(now));
+            fence = of_known.map_or(fence, |of_known| fence.max(of_known.number));
+            match known.and_then(|known| known.lock(now)) {
                 Some(lock) if lock.is_of(owner) => ours += 1,
                 Some(lock) if last.is_none_or(|last| last.expires <= lock.expires) => {
                     last = Some(lock);
                 }
                 _ => {}
             }
-            let intent = intent_of(name).and_then(|intent| self.intents.get(&intent.name));
-            let is_others = |intent: &Mark| intent.expires > now && intent.owner != *owner;
-            is_intended |= intent.is_some_and(is_others);
         }
         if let Some(last) = last {
             let expires_in = Some(last.expires - now);
@@ -146,7 +145,6 @@ impl Store {
         let some_free = ours < names.len();
         let mut number = 0;
         if let Some(proposal) = proposal {
-            let fence = self.highest_fence(names, now);
             // A new grant always raises the fence, which makes numbers unique.
             number = if some_free {
                 proposal.max(fence + 1)
@@ -156,12 +154,15 @@ impl Store {
             if number > FencingToken::MAX.as_u64() {
                 return Reply::Overflow;
             }
-            // Raise the fences of *all* keys, not only of the new ones: otherwise a set and one of its
-            // members could be granted the same number.
-            self.raise_fences(names, owner, number, fence_expires);
         }
         for name in names.iter() {
-            if ours == 0 || self.lock(name, now).is_none() {
+            let known = self.locks.entry(Arc::clone(&name.lock)).or_default();
+            if proposal.is_some() {
+                // Raise the fences of *all* keys, not only of the new ones: otherwise a set and one of its
+                // members could be granted the same number.
+                known.raise_fence(owner, number, fence_expires);
+            }
+            if known.lock(now).is_none() {
                 let owner = owner.clone();
                 if let Some(IntentName { name, retention }) = intent_of(name) {
                     let intent = Mark {
@@ -171,8 +172,7 @@ impl Store {
                     self.intents.insert(Arc::clone(name), intent);
                 }
                 let by = LockedBy::One(owner);
-                self.locks
-                    .insert(Arc::clone(&name.lock), Lock { by, expires });
+                known.lock = Some(Lock { by, expires });
             }
         }
         self.sweep(now);
@@ -186,24 +186,29 @@ impl Store {
         (expires, fence_expires): (Duration, Duration),
         now: Duration,
     ) -> Reply {
-        let all_ours = names
-            .iter()
-            .all(|name| self.lock(name, now).is_some_and(|lock| lock.is_of(owner)));
-        if !all_ours {
-            return Reply::Lost;
+        let mut fence = 0;
+        for name in names.iter() {
+            let known = self.locks.get(&name.lock);
+            let lock = known.and_then(|known| known.lock(now));
+            let (Some(known), true) = (known, lock.is_some_and(|lock| lock.is_of(owner))) else {
+                return Reply::Lost;
+            };
+            let of_known = known.fence(now);
+            fence = of_known.map_or(fence, |of_known| fence.max(of_known.number));
         }
-        if let Some(token) = token {
-            let fence = self.highest_fence(names, now);
-            if fence > token {
-                return Reply::At(fence);
-            }
-            self.raise_fences(names, owner, token, fence_expires);
+        if token.is_some_and(|token| fence > token) {
+            return Reply::At(fence);
         }
         for name in names.iter() {
-            if let Some(lock) = self.locks.get_mut(&name.lock) {
-                // Never shorten: an extension with lost answers must not shorten a lock on which its
-                // holder still relies.
-                lock.expires = lock.expires.max(expires);
+            if let Some(known) = self.locks.get_mut(&name.lock) {
+                if let Some(token) = token {
+                    known.raise_fence(owner, token, fence_expires);
+                }
+                if let Some(lock) = &mut known.lock {
+                    // Never shorten: an extension with lost answers must not shorten a lock on which its
+                    // holder still relies.
+                    lock.expires = lock.expires.max(expires);
+                }
             }
         }
         Reply::At(token.unwrap_or(0))
@@ -213,11 +218,8 @@ impl Store {
     fn release(&mut self, command: &Command, executed: bool, now: Duration) -> usize {
         let (owner, mut held) = (&command.owner, 0);
         for name in command.names.iter() {
-            if let Entry::Occupied(lock) = self.locks.entry(Arc::clone(&name.lock))
-                && lock.get().is_of(owner)
-            {
-                held += usize::from(lock.remove().expires > now);
-            }
+            let lock = self.unlock(name, |lock| lock.is_of(owner));
+            held += usize::from(lock.is_some_and(|lock| lock.expires > now));
             if let Some(intent) = intent_of(name).filter(|_| !executed) {
                 unmark(&mut self.intents, &intent.name, owner);
             }
@@ -229,7 +231,7 @@ impl Store {
     fn release_after(&mut self, command: &Command, expires: Duration, now: Duration) -> usize {
         let mut held = 0;
         for name in command.names.iter() {
-            let lock = self.locks.get_mut(&name.lock);
+            let lock = self.lock_mut(name);
             // One that has expired does not come back.
             if let Some(lock) = lock.filter(|lock| lock.is_of(&command.owner) && lock.expires > now)
             {
@@ -252,7 +254,7 @@ impl Store {
         let left = |slot: usize| {
             let locks = slots
                 .iter()
-                .filter_map(|slots| self.locks.get(&slots.locks[slot]));
+                .filter_map(|slots| self.locks.get(&slots.locks[slot])?.lock.as_ref());
             let left = locks.map(|lock| lock.expires.saturating_sub(now));
             left.max().unwrap_or_default()
         };
@@ -266,13 +268,10 @@ impl Store {
 
     /// Returns what is known of a key.
     fn see(&self, name: &KeyNames, now: Duration) -> Seen {
-        let fence = self.fences.get(&name.fence);
         let record = name.record.as_ref();
         Seen {
             state: self.state(name, now),
-            fence: fence
-                .filter(|fence| fence.expires > now)
-                .map(|fence| fence.number),
+            fence: self.fence(name, now).map(|fence| fence.number),
             is_recorded: record.is_some_and(|record| self.kept(record, now).is_some()),
             at: now,
             mark: self.lock(name, now).map(Lock::mark),
@@ -294,7 +293,7 @@ impl Store {
         for name in names {
             if self.lock(name, now).map(Lock::mark).as_ref() == Some(holder) {
                 was_held = true;
-                self.locks.remove(&name.lock);
+                self.unlock(name, |_| true);
                 if let Some(shared) = &name.shared {
                     self.readers.remove(&shared.readers);
                 }
@@ -327,36 +326,6 @@ impl Store {
         self.records.insert(Arc::clone(&names.done), kept);
         self.sweep(now);
         done(self.kept(names, now), Record::head).unwrap_or(Reply::NotDone)
-    }
-
-    fn highest_fence(&self, names: &[KeyNames], now: Duration) -> u64 {
-        names
-            .iter()
-            .filter_map(|name| self.fences.get(&name.fence))
-            .filter(|fence| fence.expires > now)
-            .map(|fence| fence.number)
-            .max()
-            .unwrap_or(0)
-    }
-
-    fn raise_fences(
-        &mut self,
-        names: &[KeyNames],
-        owner: &OwnerToken,
-        number: u64,
-        expires: Duration,
-    ) {
-        for name in names {
-            let fence = Fence {
-                number,
-                grantee: owner.clone(),
-                expires,
-            };
-            match self.fences.get_mut(&name.fence) {
-                Some(known) => *known = fence,
-                None => drop(self.fences.insert(Arc::clone(&name.fence), fence)),
-            }
-        }
     }
 }
 

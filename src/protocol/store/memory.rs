@@ -14,8 +14,8 @@ use crate::protocol::token::OwnerToken;
 /// The memory of one node. Every call takes the time, measured from any fixed instant.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Store {
-    pub(super) locks: BTreeMap<Arc<[u8]>, Lock>,
-    pub(super) fences: BTreeMap<Arc<[u8]>, Fence>,
+    /// The locks and their fences, of which most requests need both, by the names of the locks.
+    pub(super) locks: BTreeMap<Arc<[u8]>, KnownLock>,
     pub(super) records: BTreeMap<Arc<[u8]>, Kept>,
     /// The owners that were granted a key and may have executed.
     pub(super) intents: BTreeMap<Arc<[u8]>, Mark>,
@@ -25,8 +25,16 @@ pub struct Store {
     pub(super) writers: BTreeMap<Arc<[u8]>, Mark>,
     /// Created for the first client that asks; nodes that cannot lose their memory need none.
     pub(super) generation: Option<Generation>,
-    /// The number of entries at which the next sweep drops expired ones, so that its cost is amortised.
+    /// The number of entries at which the next sweep drops expired ones, so that its cost is amortised: twice the number of
+    /// locks, fences and others after the last one.
     pub(super) sweep_at: usize,
+}
+
+/// What a node knows of a lock.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct KnownLock {
+    pub(super) lock: Option<Lock>,
+    pub(super) fence: Option<Fence>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -57,6 +65,25 @@ pub(super) struct Readers {
     pub(super) ends: BTreeMap<OwnerToken, Duration>,
     /// Later than that of the lock: a release must find its reader for as long as the lock is there.
     pub(super) expires: Duration,
+}
+
+impl KnownLock {
+    pub(super) fn lock(&self, now: Duration) -> Option<&Lock> {
+        self.lock.as_ref().filter(|lock| lock.expires > now)
+    }
+
+    pub(super) fn fence(&self, now: Duration) -> Option<&Fence> {
+        self.fence.as_ref().filter(|fence| fence.expires > now)
+    }
+
+    /// Sets the fence to that of a grant to this owner.
+    pub(super) fn raise_fence(&mut self, owner: &OwnerToken, number: u64, expires: Duration) {
+        self.fence = Some(Fence {
+            number,
+            grantee: owner.clone(),
+            expires,
+        });
+    }
 }
 
 impl Lock {
@@ -102,10 +129,8 @@ impl Store {
 
     /// Returns the number of locks that are held at `now`.
     pub fn held(&self, now: Duration) -> usize {
-        self.locks
-            .values()
-            .filter(|lock| lock.expires > now)
-            .count()
+        let known = self.locks.values();
+        known.filter(|known| known.lock(now).is_some()).count()
     }
 
     /// Returns whether a lock is free at `now`.
@@ -119,44 +144,65 @@ impl Store {
     }
 
     pub(super) fn lock(&self, name: &KeyNames, now: Duration) -> Option<&Lock> {
-        self.locks.get(&name.lock).filter(|lock| lock.expires > now)
+        self.locks.get(&name.lock)?.lock(now)
+    }
+
+    pub(super) fn fence(&self, name: &KeyNames, now: Duration) -> Option<&Fence> {
+        self.locks.get(&name.lock)?.fence(now)
+    }
+
+    /// Returns a lock to change it, although it may have expired.
+    pub(super) fn lock_mut(&mut self, name: &KeyNames) -> Option<&mut Lock> {
+        self.locks.get_mut(&name.lock)?.lock.as_mut()
+    }
+
+    /// Removes a lock if it is this one, and all that is known of it if it has no fence.
+    pub(super) fn unlock(
+        &mut self,
+        name: &KeyNames,
+        is_this: impl FnOnce(&Lock) -> bool,
+    ) -> Option<Lock> {
+        let known = self.locks.get_mut(&name.lock)?;
+        let lock = known.lock.take_if(|lock| is_this(lock))?;
+        if known.fence.is_none() {
+            self.locks.remove(&name.lock);
+        }
+        Some(lock)
     }
 
     /// Returns the next names of locks behind this one.
     pub(super) fn scan(&self, position: &[u8], now: Duration) -> Scanned {
         let behind = (Bound::Excluded(position), Bound::Unbounded);
-        let page: Vec<_> = self.locks.range::<[u8], _>(behind).take(PAGE).collect();
-        let last = page.get(PAGE - 1);
+        let known = self.locks.range::<[u8], _>(behind);
+        let held = known.filter(|(_, known)| known.lock(now).is_some());
+        let names: Vec<_> = held.map(|(name, _)| Arc::clone(name)).take(PAGE).collect();
         Scanned {
-            next: last.map(|(name, _)| Arc::clone(name)),
-            names: page
-                .into_iter()
-                .filter(|(_, lock)| lock.expires > now)
-                .map(|(name, _)| Arc::clone(name))
-                .collect(),
+            next: names.get(PAGE - 1).cloned(),
+            names,
         }
     }
 
     pub(super) fn sweep(&mut self, now: Duration) {
-        if self.len() < self.sweep_at {
+        if self.entries() < self.sweep_at {
             return;
         }
-        self.locks.retain(|_, lock| lock.expires > now);
-        self.fences.retain(|_, fence| fence.expires > now);
+        let mut both = 0;
+        self.locks.retain(|_, known| {
+            known.lock.take_if(|lock| lock.expires <= now);
+            known.fence.take_if(|fence| fence.expires <= now);
+            both += usize::from(known.lock.is_some() && known.fence.is_some());
+            *known != KnownLock::default()
+        });
         self.records.retain(|_, kept| kept.expires > now);
         self.intents.retain(|_, intent| intent.expires > now);
         self.readers.retain(|_, readers| readers.expires > now);
         self.writers.retain(|_, writer| writer.expires > now);
-        self.sweep_at = 2 * self.len() + 64;
+        self.sweep_at = 2 * (self.entries() + both) + 64;
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.locks.len()
-            + self.fences.len()
-            + self.records.len()
-            + self.intents.len()
-            + self.readers.len()
-            + self.writers.len()
+    pub(super) fn entries(&self) -> usize {
+        let marks = self.intents.len() + self.readers.len() + self.writers.len();
+        self.locks.len() + self.records.len() + marks
     }
 }
 

@@ -47,8 +47,8 @@ impl Store {
                 // Left behind by a lock that went away by other means than its readers' releases.
                 self.readers.remove(&shared.readers);
                 let by = LockedBy::Readers;
-                self.locks
-                    .insert(Arc::clone(&name.lock), Lock { by, expires });
+                let known = self.locks.entry(Arc::clone(&name.lock)).or_default();
+                known.lock = Some(Lock { by, expires });
             }
             self.prolong(shared, owner, expires, now);
             self.end_with_the_last(name, shared);
@@ -215,11 +215,11 @@ impl Store {
             Some(last)
         });
         if let Some(last) = last {
-            if let Some(lock) = self.locks.get_mut(&name.lock) {
+            if let Some(lock) = self.lock_mut(name) {
                 lock.expires = last;
             }
         } else {
-            self.locks.remove(&name.lock);
+            self.unlock(name, |_| true);
             self.readers.remove(&shared.readers);
         }
     }

@@ -318,5 +318,5 @@ fn sweep_frees_the_memory_of_readers_and_announcements() {
         send(SharedOp::Acquire { ttl });
         send(SharedOp::Announce { patience: ttl });
     }
-    assert!(node.store.len() < 200);
+    assert!(node.store.entries() < 200);
 }
