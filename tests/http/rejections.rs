@@ -1,7 +1,6 @@
 //! What a layer answers without a lock: status, headers, gRPC status, and requests that pass.
 
 use std::convert::Infallible;
-use std::future::pending;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 
@@ -10,8 +9,8 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use support::{ms, request_with, send};
-use tokio::time::sleep;
+use support::{ms, request_with, send, spawn_send};
+use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{
@@ -19,7 +18,7 @@ use tower_redlock::{
     RequestKind, key,
 };
 
-use crate::scripted_bodies::{Flag, TTL, layer, lose, ok, post, redlock, working};
+use crate::scripted_bodies::{TTL, layer, ok, post, redlock};
 
 /// What the handler saw of the request.
 type Seen = Arc<Mutex<Option<Parts>>>;
@@ -50,62 +49,46 @@ fn request(method: &str, headers: &[(&str, &str)]) -> Request<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rejection_sets_the_response_and_keeps_the_extension() {
+async fn contended_status_is_sent_if_it_is_one_of_an_error() {
     let redlock = Redlock::in_memory(3);
-    let guard = redlock.lock("resource").await.unwrap();
-    let conflict = layer(&redlock).contended_status(StatusCode::CONFLICT);
-    let (refused, _) = call(&conflict, post()).await;
-    assert_eq!(refused.status(), StatusCode::CONFLICT);
-    assert_eq!(rejection_of(&refused).code(), "lock-contended");
+    let _guard = redlock.lock("resource").await.unwrap();
     for (status, sent) in [(204, 423), (101, 423), (302, 423), (400, 400), (503, 503)] {
         let status = StatusCode::from_u16(status).unwrap();
         let (refused, _) = call(&layer(&redlock).contended_status(status), post()).await;
         assert_eq!(refused.status(), sent, "for {status}");
     }
-
-    let kinds = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&kinds);
-    let dressed = conflict.rejection(move |rejection: &Rejection, to: &RequestKind| {
-        seen.lock().unwrap().push(*to);
-        let text = format!("{} {}", rejection.status(), rejection.code());
-        let mut response = Response::new(Full::from(text));
-        *response.status_mut() = StatusCode::IM_A_TEAPOT;
-        response
-    });
-    let (refused, _) = call(&dressed, post()).await;
-    assert_eq!(refused.status(), StatusCode::IM_A_TEAPOT);
-    assert_eq!(refused.body(), "409 Conflict lock-contended");
-    assert_eq!(rejection_of(&refused).code(), "lock-contended");
-    let grpc = [("content-type", "application/grpc+proto")];
-    call(&dressed, request("POST", &grpc)).await;
-    let expected = [RequestKind::Http, RequestKind::Grpc];
-    assert_eq!(*kinds.lock().unwrap(), expected);
-    drop(guard);
 }
 
 #[tokio::test(start_paused = true)]
-async fn default_response_answers_the_cases_that_a_custom_rejection_leaves() {
+async fn rejection_sets_the_response_or_leaves_it_to_default_response() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let custom = |rejection: &Rejection, to: &RequestKind| {
-        if let Rejection::Contended { .. } = rejection {
-            return Response::new(Full::from("taken"));
-        }
-        rejection.default_response(to)
+        let Rejection::Contended { status, .. } = rejection else {
+            return rejection.default_response(to);
+        };
+        let text = format!("{status} {} {to:?}", rejection.code());
+        let mut response = Response::new(Full::from(text));
+        *response.status_mut() = StatusCode::IM_A_TEAPOT;
+        response
     };
-    let (default, changed) = (layer(&redlock), layer(&redlock).rejection(custom));
+    let default = layer(&redlock).contended_status(StatusCode::CONFLICT);
+    let changed = default.clone().rejection(custom);
+    let kinds = [("application/json", "Http"), ("application/grpc", "Grpc")];
+    let sent = |content_type| request("POST", &[("content-type", content_type)]);
     let guard = redlock.lock("resource").await.unwrap();
-    let (refused, _) = call(&changed, post()).await;
-    assert_eq!(refused.body(), "taken");
-    assert_eq!(rejection_of(&refused).code(), "lock-contended");
+    for (content_type, kind) in kinds {
+        let (refused, _) = call(&changed, sent(content_type)).await;
+        assert_eq!(refused.status(), StatusCode::IM_A_TEAPOT);
+        let text = format!("409 Conflict lock-contended {kind}");
+        assert_eq!(*refused.body(), text);
+        assert_eq!(rejection_of(&refused).code(), "lock-contended");
+    }
     guard.release().await.unwrap();
-
-    nodes.set(0, Gate::Down);
-    nodes.set(1, Gate::Down);
-    for content_type in ["application/json", "application/grpc"] {
-        let sent = || request("POST", &[("content-type", content_type)]);
-        let (expected, _) = call(&default, sent()).await;
-        let (refused, _) = call(&changed, sent()).await;
+    (0..2).for_each(|node| nodes.set(node, Gate::Down));
+    for (content_type, _) in kinds {
+        let (expected, _) = call(&default, sent(content_type)).await;
+        let (refused, _) = call(&changed, sent(content_type)).await;
         assert_eq!(rejection_of(&refused), rejection_of(&expected));
         assert_eq!(seen_by_client(&refused), seen_by_client(&expected));
         assert!(!expected.headers().is_empty());
@@ -140,53 +123,60 @@ async fn lock_error_and_rejection_are_the_responses_of_the_layer() {
     let guard = redlock.lock("resource").await.unwrap();
     compare("lock-contended").await;
     guard.release().await.unwrap();
-    nodes.set(0, Gate::Down);
-    nodes.set(1, Gate::Down);
+    (0..2).for_each(|node| nodes.set(node, Gate::Down));
     compare("lock-unavailable").await;
     redlock.drain(TTL).await;
     compare("shutting-down").await;
 }
 
+/// tests/grpc has the others.
 // Rules: grpc
 #[tokio::test(start_paused = true)]
 async fn grpc_rejections_are_200_with_grpc_status_in_the_head() {
-    let grpc = || request("POST", &[("content-type", "application/grpc")]);
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let check = |(response, seen): (Response<Bytes>, Option<Parts>), status: &str, code: &str| {
+    let redlock = Redlock::in_memory(3);
+    let _guard = redlock.lock("resource").await.unwrap();
+    let _slot = redlock.lock("slot").slots(1).await.unwrap();
+    let slots = RedlockLayer::new(redlock.clone(), "slot").max_concurrent(1);
+    for (layer, status, code) in [
+        (layer(&redlock), "10", "lock-contended"),
+        (slots, "8", "too-many-concurrent"),
+    ] {
+        let grpc = request("POST", &[("content-type", "application/grpc")]);
+        let (response, seen) = call(&layer, grpc).await;
         assert!(seen.is_none());
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.headers()["content-type"], "application/grpc");
         assert_eq!(response.headers()["grpc-status"], status);
         assert_eq!(response.headers()["grpc-message"], code);
         assert!(response.body().is_empty());
-    };
-    let guard = redlock.lock("resource").await.unwrap();
-    check(call(&layer(&redlock), grpc()).await, "10", "lock-contended");
-    guard.release().await.unwrap();
-    let slot = redlock.lock("resource").slots(1).await.unwrap();
-    let full = call(&layer(&redlock).max_concurrent(1), grpc()).await;
-    check(full, "8", "too-many-concurrent");
-    slot.release().await.unwrap();
-    let no_key = RedlockLayer::new(redlock.clone(), key::header("x-key"));
-    check(call(&no_key, grpc()).await, "3", "key-missing");
-    let no_router = RedlockLayer::new(redlock.clone(), key::path("id"));
-    check(call(&no_router, grpc()).await, "13", "misconfigured");
-    nodes.set(0, Gate::Down);
-    nodes.set(1, Gate::Down);
-    let unavailable = call(&layer(&redlock), grpc()).await;
-    check(unavailable, "14", "lock-unavailable");
+    }
+}
 
-    (0..2).for_each(|node| nodes.set(node, Gate::Ready));
-    let dropped = Flag::default();
-    let service = working(&dropped, |_| pending::<Response<Full<Bytes>>>());
-    let mut calling = pin!(layer(&redlock).layer(service).oneshot(grpc()));
-    assert!(futures_util::poll!(&mut calling).is_pending());
-    sleep(ms(5)).await;
-    lose(&nodes);
-    let (head, body) = calling.await.unwrap().into_parts();
-    let body = body.collect().await.unwrap().to_bytes();
-    check((Response::from_parts(head, body), None), "10", "lock-lost");
+// Rules: shutting-down
+#[tokio::test(start_paused = true)]
+async fn drain_serves_the_holder_and_refuses_waiters_and_new_requests() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let slow = axum::routing::post(async || sleep(TTL).await);
+    let waiting = layer(&redlock).wait(2 * TTL);
+    let app = axum::Router::new().route("/", slow.layer(waiting));
+    let [holder, waiter] = [(); 2].map(|()| spawn_send(&app, "POST", "/"));
+    sleep(ms(100)).await;
+    let draining = tokio::spawn(async move { redlock.drain(2 * TTL).await });
+    let began = Instant::now();
+    let waiter = waiter.await.unwrap();
+    for refused in [waiter, send(&app, "POST", "/").await] {
+        assert_eq!(refused.told(), (503, "shutting-down"));
+        assert_eq!(refused.header("retry-after"), Some("1"));
+    }
+    assert!(began.elapsed() < ms(10), "the waiter is woken");
+    assert_eq!(nodes.locks(), [1, 1, 1], "not released under its holder");
+    assert!(!draining.is_finished());
+    assert_eq!(holder.await.unwrap().status, StatusCode::OK);
+    // Free with the last byte of the response.
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    let drained = draining.await.unwrap();
+    assert!(drained.is_clean() && drained.released == 1, "{drained:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -199,9 +189,7 @@ async fn safe_methods_and_skipped_requests_pass_while_the_lock_is_held() {
         assert_eq!(served.status(), StatusCode::OK, "{method}");
         assert!(seen.unwrap().extensions.get::<LockHandle>().is_none());
     }
-    for method in [
-        "POST", "PUT", "PATCH", "DELETE", "CONNECT", "PROPFIND", "get",
-    ] {
+    for method in ["POST", "PUT", "PATCH", "DELETE", "CONNECT", "get"] {
         let (refused, seen) = call(&layer, request(method, &[])).await;
         assert_eq!(refused.status(), StatusCode::LOCKED, "{method}");
         assert!(seen.is_none());

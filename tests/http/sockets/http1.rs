@@ -1,4 +1,4 @@
-//! HTTP/1.1 connections: what ends one, and what it survives.
+//! Requests of HTTP/1.1 that are sent before the earlier ones are answered.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -8,7 +8,6 @@ use axum::body::Body;
 use axum::extract::RawQuery;
 use bytes::Bytes;
 use futures_util::stream;
-use support::http::Client;
 use support::{ms, set_all};
 use tokio::io::AsyncReadExt;
 use tokio::sync::Semaphore;
@@ -16,29 +15,7 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 
-use crate::sockets::server::{Counted, KEY, PATIENCE, REQUEST, Server, lock_service, send};
-
-#[tokio::test]
-async fn connection_stays_usable_after_a_rejection() {
-    let nodes = ScriptedNodes::new(3);
-    let elsewhere = lock_service(&nodes);
-    let server = Server::with(&nodes, || async { "done" }).await;
-    // One connection: this client does not open another.
-    let mut client = Client::connect(server.addr).await;
-    for _ in 0..5 {
-        let guard = elsewhere.lock(KEY).await.unwrap();
-        for _ in 0..3 {
-            let refused = client.request("POST", "/", &[], b"").await;
-            assert_eq!(refused.status, 423);
-            assert_eq!(refused.json()["code"], "lock-contended");
-            assert_eq!(refused.header("connection"), None);
-        }
-        guard.release().await.unwrap();
-        let served = client.request("POST", "/", &[], b"").await;
-        assert_eq!((served.status.as_u16(), &*served.text()), (200, "done"));
-    }
-    server.ends_clean().await;
-}
+use crate::sockets::server::{Counted, PATIENCE, REQUEST, Server, send};
 
 #[tokio::test]
 async fn pipelined_requests_with_one_key_are_served_in_sequence() {

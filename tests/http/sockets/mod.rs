@@ -6,11 +6,8 @@
 mod disconnect;
 mod foreign_clients;
 mod http1;
-mod http2;
 mod http2_client;
 mod sequence;
 pub(crate) mod server;
-mod shutdown;
 mod streams;
 mod upgrades;
-mod uploads;

@@ -1,7 +1,6 @@
 //! The server under test, with its nodes and the counters of its handlers.
 
 use std::convert::Infallible;
-use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,17 +11,16 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::handler::Handler;
 use axum::middleware::{Next, from_fn};
-use axum::routing::{any, post};
+use axum::routing::any;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use support::{http, secs, wait_until};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tower_redlock::test_util::ScriptedNodes;
-use tower_redlock::{LockGuard, Redlock, RedlockLayer};
+use tower_redlock::{Redlock, RedlockLayer};
 
 /// Until when a lock must be free, unless a test says otherwise.
 pub(crate) const SOON: Duration = secs(1);
@@ -46,7 +44,6 @@ pub(crate) struct Server {
     pub(crate) addr: SocketAddr,
     /// The requests whose response future is alive.
     in_flight: Arc<AtomicUsize>,
-    stop: watch::Sender<()>,
     serving: JoinHandle<()>,
 }
 
@@ -87,57 +84,13 @@ impl Server {
         };
         let app = app(&redlock).layer(from_fn(count));
 
-        let (listener, addr) = http::listen().await;
-        let (stop, mut stopping) = watch::channel(());
-        let serving = axum::serve(listener, app)
-            .with_graceful_shutdown(async move { drop(stopping.changed().await) });
+        let (addr, serving) = http::serve(app).await;
         Self {
             nodes: nodes.clone(),
             redlock,
             addr,
             in_flight,
-            stop,
-            serving: tokio::spawn(async move { serving.await.unwrap() }),
-        }
-    }
-
-    /// A server whose handler counts those that work and never ends.
-    pub(crate) async fn stuck(working: &Arc<AtomicUsize>) -> Self {
-        let working = Arc::clone(working);
-        let handler = move || {
-            let working = Counted::new(&working);
-            async move {
-                let _working = working;
-                pending::<()>().await;
-            }
-        };
-        Self::with(&ScriptedNodes::new(3), handler).await
-    }
-
-    /// A server whose requests wait for the lock, and the number of handlers that began.
-    pub(crate) async fn counting() -> (Self, Arc<AtomicUsize>) {
-        let begun = Arc::<AtomicUsize>::default();
-        let seen = Arc::clone(&begun);
-        let handler = move || {
-            seen.fetch_add(1, Ordering::Relaxed);
-            async {}
-        };
-        let nodes = ScriptedNodes::new(3);
-        let server = Self::start(&nodes, |layer| {
-            Router::new()
-                .route("/", post(handler))
-                .layer(layer.wait(TTL))
-        });
-        (server.await, begun)
-    }
-
-    /// Takes the lock, in another process or in this server's.
-    pub(crate) async fn hold(&self, elsewhere: bool) -> LockGuard {
-        if elsewhere {
-            let theirs = lock_service(&self.nodes);
-            theirs.lock(KEY).await.unwrap()
-        } else {
-            self.redlock.lock(KEY).await.unwrap()
+            serving,
         }
     }
 
@@ -155,20 +108,6 @@ impl Server {
         self.wait_until("free", || nodes.locks() == [0, 0, 0]).await;
     }
 
-    /// Checks that no other request holds the lock or waits for it.
-    pub(crate) async fn serves_the_next(&self) {
-        let next = timeout(SOON, http::request(self.addr, "POST", "/", &[], b"")).await;
-        assert_eq!(next.expect("no request is before it").status, 200);
-    }
-
-    /// Shows that no request waits for a lock any more when its holder releases it.
-    pub(crate) async fn has_no_waiter(&self, guard: LockGuard, begun: &AtomicUsize, what: &str) {
-        guard.release().await.unwrap();
-        self.serves_the_next().await;
-        self.ends_clean().await;
-        assert_eq!(begun.load(Ordering::Relaxed), 1, "{what}: one waits");
-    }
-
     /// Shows that nothing is left: no key on any node, no request, no lease task.
     pub(crate) async fn ends_clean(&self) {
         self.wait_until_free().await;
@@ -177,19 +116,6 @@ impl Server {
         let drained = drained.expect("no lease task goes on");
         assert!(drained.is_clean(), "{drained:?}");
         assert_eq!(self.nodes.locks(), [0, 0, 0]);
-    }
-
-    /// Tells the server to take no new connections and to finish the requests that it has.
-    pub(crate) fn shut_down(&self) {
-        self.stop.send_replace(());
-    }
-
-    /// Waits until the last connection is closed.
-    pub(crate) async fn wait_until_shut_down(&mut self) {
-        let ended = timeout(SOON, &mut self.serving).await;
-        ended
-            .expect("it ends when the last response is out")
-            .unwrap();
     }
 }
 
@@ -239,4 +165,16 @@ pub(crate) async fn send(addr: SocketAddr, text: &str) -> TcpStream {
     stream.set_nodelay(true).unwrap();
     stream.write_all(text.as_bytes()).await.unwrap();
     stream
+}
+
+/// Reads until a part of an answer is there.
+pub(crate) async fn read_until(stream: &mut TcpStream, part: &str) {
+    let mut answer = String::new();
+    while !answer.contains(part) {
+        let mut piece = [0; 2_000];
+        let read = timeout(PATIENCE, stream.read(&mut piece)).await;
+        let read = read.expect("the answer goes on").unwrap();
+        assert_ne!(read, 0, "{answer}");
+        answer += &String::from_utf8_lossy(&piece[..read]);
+    }
 }

@@ -1,49 +1,50 @@
 //! Long responses end when the lock is lost.
 
-use std::convert::Infallible;
-use std::time::Duration;
-
 use axum::Router;
-use axum::http::Method;
-use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::routing::get;
-use futures_util::{StreamExt, stream};
+use axum::routing::post;
 use support::ms;
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
-use tower_redlock::RedlockLayer;
 use tower_redlock::test_util::ScriptedNodes;
 
-use crate::sockets::server::{SOON, Server, send};
-
-/// When the lock ends, although it could be renewed for longer.
-const MAX_HOLD: Duration = ms(400);
+use crate::scripted_bodies::lose;
+use crate::sockets::http2_client::Http2Client;
+use crate::sockets::server::{REQUEST, SOON, Server, read_until, send, unending};
 
 // Rules: http.abort
 #[tokio::test]
-async fn max_hold_truncates_an_event_stream() {
+async fn lock_lost_during_the_body_truncates_the_response_and_resets_the_http2_stream() {
     let nodes = ScriptedNodes::new(3);
-    let limited = |layer: RedlockLayer| layer.ttl(MAX_HOLD / 2).unwrap().max_hold(MAX_HOLD);
-    let server = Server::start(&nodes, |layer| events(limited(layer))).await;
-    let mut client = send(server.addr, "GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    let mut bytes = Vec::new();
-    let ended = timeout(MAX_HOLD + SOON, client.read_to_end(&mut bytes)).await;
-    drop(ended.expect("the connection is closed when the lock is over"));
-    let text = String::from_utf8_lossy(&bytes);
-    assert!(text.contains("data: first"), "{text}");
-    // The last chunk says that all is there.
-    assert!(!text.contains("\r\n0\r\n"), "{text}");
-    server.ends_clean().await;
-}
+    let server = Server::start(&nodes, |layer| {
+        // A third of it later, the renewal finds out.
+        let layer = layer.ttl(ms(300)).unwrap();
+        let handler = async || unending(false);
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    let mut http1 = send(server.addr, REQUEST).await;
+    read_until(&mut http1, "first").await;
+    lose(&nodes);
+    let mut rest = String::new();
+    let ended = timeout(SOON, http1.read_to_string(&mut rest)).await;
+    drop(ended.expect("the connection is closed when the lock is lost"));
+    // The last chunk would say that all is there.
+    assert!(!rest.contains("0\r\n"), "{rest}");
+    server.wait_until_free().await;
 
-/// One event, and then comments for as long as the client stays.
-fn events(layer: RedlockLayer) -> Router {
-    let handler = async || {
-        let first = Event::default().data("first");
-        let events = stream::iter([Ok::<_, Infallible>(first)]).chain(stream::pending());
-        let often = KeepAlive::new().interval(ms(10));
-        Sse::new(events).keep_alive(often)
-    };
-    let layer = layer.methods([Method::GET]);
-    Router::new().route("/", get(handler)).layer(layer)
+    let http2 = Http2Client::connect(server.addr).await;
+    // The second time shows that the connection goes on.
+    for _ in 0..2 {
+        let (response, _stream) = http2.send("POST", &[]).await;
+        assert_eq!(response.status(), 200);
+        let mut body = response.into_body();
+        assert_eq!(body.data().await.unwrap().unwrap(), "first");
+        lose(&nodes);
+        let end = timeout(SOON, body.data()).await;
+        let end = end.expect("the stream ends when the lock is lost");
+        let error = end.expect("END_STREAM says that all is there").unwrap_err();
+        assert!(error.is_reset() && error.is_remote(), "{error}");
+        server.wait_until_free().await;
+    }
+    server.ends_clean().await;
 }

@@ -37,15 +37,6 @@ async fn lock_of_a_protocol_upgrade_is_released_with_the_101() {
     server.ends_clean().await;
 }
 
-/// How a client leaves its socket.
-#[derive(Debug, Clone, Copy)]
-enum Leave {
-    Close,
-    Disconnect,
-    /// When it has sent its request, and not read the 101.
-    AtOnce,
-}
-
 // Rules: http.upgrade
 #[tokio::test]
 async fn upgraded_handle_keeps_the_lock_for_the_websocket_task() {
@@ -58,24 +49,26 @@ async fn upgraded_handle_keeps_the_lock_for_the_websocket_task() {
         })
     };
     let server = Server::start(&nodes, |layer| of_get(layer, handler)).await;
-    for leave in [Leave::Close, Leave::Disconnect, Leave::AtOnce, Leave::Close] {
-        if let Leave::AtOnce = leave {
-            let client = send(server.addr, UPGRADE).await;
-            let held = || nodes.locks() == [1, 1, 1];
-            server.wait_until("upgraded", held).await;
-            drop(client);
-        } else {
-            let mut socket = connect(server.addr).await.unwrap();
-            assert_echo(&mut socket).await;
-            assert_eq!(nodes.locks(), [1, 1, 1]);
-            assert_refused(server.addr).await;
-            match leave {
-                Leave::Close => socket.close(None).await.unwrap(),
-                Leave::Disconnect | Leave::AtOnce => drop(socket),
-            }
+    for closes in [true, false] {
+        let mut socket = connect(server.addr).await.unwrap();
+        assert_echo(&mut socket).await;
+        assert_eq!(nodes.locks(), [1, 1, 1]);
+        match connect(server.addr).await {
+            Err(Error::Http(refused)) => assert_eq!(refused.status(), 423),
+            other => panic!("{other:?}"),
         }
+        if closes {
+            socket.close(None).await.unwrap();
+        }
+        drop(socket);
         server.wait_until_free().await;
     }
+    // A client that leaves when it has sent its request, and not read the 101.
+    let client = send(server.addr, UPGRADE).await;
+    let held = || nodes.locks() == [1, 1, 1];
+    server.wait_until("upgraded", held).await;
+    drop(client);
+    server.wait_until_free().await;
     server.ends_clean().await;
 }
 
@@ -105,13 +98,6 @@ async fn assert_echo(socket: &mut WebSocketStream<TcpStream>) {
     let echo = timeout(PATIENCE, socket.next()).await;
     let echo = echo.expect("the task is there").unwrap().unwrap();
     assert_eq!(echo, Message::text("hello"));
-}
-
-async fn assert_refused(addr: SocketAddr) {
-    match connect(addr).await {
-        Err(Error::Http(refused)) => assert_eq!(refused.status(), 423),
-        other => panic!("{other:?}"),
-    }
 }
 
 const UPGRADE: &str = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
