@@ -1,14 +1,12 @@
-//! `key::header`, `cookie`, `extension` and `path`: which lock a request gets.
+//! `key::header`, `extension` and `path`: which lock a request gets.
 
 use std::any::type_name;
 
 use axum::Router;
 use axum::routing::post;
-use http::HeaderValue;
-use http::header::COOKIE;
 use support::{Answer, Log};
 use tower::Layer;
-use tower_redlock::{KeyExtractor, LockKey, OnMissingKey, RedlockLayer, key};
+use tower_redlock::{KeyExtractor, OnMissingKey, RedlockLayer, key};
 
 use crate::key_service::Treatment::NotFound;
 use crate::key_service::{
@@ -22,24 +20,16 @@ use crate::shop::OrderId;
 async fn key_header_locks_one_value_and_refuses_the_rest() {
     let service = Service::new();
     let app = router().layer(service.layer(key::header("x-key")));
-    let (long, huge) = ("k".repeat(64 * 1024), "k".repeat(1024 * 1024));
-    let rows: [(&[&[u8]], Treatment); 9] = [
+    let huge = "k".repeat(1024 * 1024);
+    let rows: [(&[&[u8]], Treatment); 5] = [
         (&[], MISSING),
-        (&[b""], MISSING),
-        (&[b"7"], locked("7")),
         (&[b"a b\t:{}"], locked("a b\t:{}")),
-        (&["\u{20ac}".as_bytes()], locked("\u{20ac}")),
-        (&[b"7", b"7"], INVALID),
+        (&[huge.as_bytes()], locked(huge.as_str())),
         (&[b"", b"7"], INVALID),
         (&[b"\xff"], INVALID),
-        (&[b"7\xc3"], INVALID),
     ];
     for (values, expected) in rows {
         service.check(&app, with_headers(values), expected).await;
-    }
-    for key in [long, huge] {
-        let request = with_headers(&[key.as_bytes()]);
-        service.check(&app, request, locked(key)).await;
     }
     service.check(&app, to("/nowhere"), NotFound).await;
     // A key that cannot be read is not a missing one.
@@ -53,27 +43,24 @@ async fn key_extension_without_the_extension_is_misconfigured_and_names_the_type
     let (log, _guard) = Log::subscribed();
     let service = Service::new();
     let by_user = || key::extension::<User>(User::name);
+    let inserted = axum::Extension(User("alice"));
     for missing_key in [OnMissingKey::Reject, OnMissingKey::Pass] {
-        let layer = service.layer(("user", by_user())).missing_key(missing_key);
-        let app = router().layer(layer);
-        for _ in 0..3 {
-            service.check(&app, to("/things"), MISCONFIGURED).await;
-        }
-        // Authentication that stands inside comes too late.
-        let inserted = axum::Extension(User("alice"));
         let layer = || service.layer(by_user()).missing_key(missing_key);
-        let inside = router().layer((layer(), inserted.clone()));
-        service.check(&inside, to("/things"), MISCONFIGURED).await;
-        let (outside, expected) = (router().layer((inserted, layer())), locked("alice"));
+        // Authentication that stands inside comes too late.
+        for app in [
+            router().layer(layer()),
+            router().layer((layer(), inserted.clone())),
+        ] {
+            for _ in 0..2 {
+                service.check(&app, to("/things"), MISCONFIGURED).await;
+            }
+        }
+        let (outside, expected) = (router().layer((inserted.clone(), layer())), locked("alice"));
         service.check(&outside, to("/things"), expected).await;
     }
-    let fallback = by_user().or(key::header("x-key"));
-    let (app, request) = (
-        router().layer(service.layer(fallback)),
-        with_headers(&[b"7"]),
-    );
-    service.check(&app, request, MISCONFIGURED).await;
-    service.check(&app, to("/nowhere"), NotFound).await;
+    let app = router().layer(service.layer(by_user().or(key::header("x-key"))));
+    let by_header = with_headers(&[b"7"]);
+    service.check(&app, by_header, MISCONFIGURED).await;
     let log = log.text();
     assert_eq!(log.matches(type_name::<User>()).count(), 5, "{log}");
     let mut nameless = to("/things");
@@ -85,7 +72,6 @@ async fn key_extension_without_the_extension_is_misconfigured_and_names_the_type
 #[tokio::test(start_paused = true)]
 async fn key_path_locks_its_parameter() {
     let service = Service::new();
-    let long = "k".repeat(32 * 1024);
     let all: [fn(Router, RedlockLayer) -> Router; 2] = [Router::layer, Router::route_layer];
     for apply in all {
         let app = apply(router(), service.layer(key::path("id")));
@@ -109,8 +95,6 @@ async fn key_path_locks_its_parameter() {
         ] {
             service.check(&app, to(uri), expected).await;
         }
-        let uri = format!("/things/{long}");
-        service.check(&app, to(&uri), locked(long.as_str())).await;
     }
     let app = router().layer(service.layer(key::path("path")));
     let expected = locked("a/b/c");
@@ -118,25 +102,19 @@ async fn key_path_locks_its_parameter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn key_matched_path_is_the_route_and_not_the_target() {
+async fn key_matched_path_is_the_route_and_key_typed_path_what_its_parameters_parse_to() {
     let service = Service::new();
-    let app = router().layer(service.layer(key::matched_path()));
-    let expected = locked("/things/{id}");
-    service.check(&app, to("/things/7"), expected).await;
-    service.check(&app, to("/nowhere"), NotFound).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn key_typed_path_refuses_a_path_that_does_not_parse() {
-    let service = Service::new();
-    let app = router().layer(service.layer(key::typed_path::<OrderId>()));
-    for (target, expected) in [
-        ("/things/7", locked(("order", "7"))),
-        ("/things/x", INVALID),
-        ("/things", MISCONFIGURED),
-        ("/nowhere", NotFound),
+    let by_route = router().layer(service.layer(key::matched_path()));
+    let by_type = router().layer(service.layer(key::typed_path::<OrderId>()));
+    for (app, target, expected) in [
+        (&by_route, "/things/7", locked("/things/{id}")),
+        (&by_route, "/nowhere", NotFound),
+        (&by_type, "/things/7", locked(("order", "7"))),
+        (&by_type, "/things/x", INVALID),
+        (&by_type, "/things", MISCONFIGURED),
+        (&by_type, "/nowhere", NotFound),
     ] {
-        service.check(&app, to(target), expected).await;
+        service.check(app, to(target), expected).await;
     }
 }
 
@@ -196,38 +174,4 @@ async fn key_path_outside_of_the_router_is_misconfigured_and_never_unlocked() {
             assert_eq!(refused.told(), (500, "misconfigured"));
         }
     }
-}
-
-#[test]
-fn key_cookie_reads_random_headers_like_the_cookie_crate_or_refuses_them() {
-    const PIECES: [&str; 24] = [
-        "sid", "%73id", "SID", "=", "=", "=", ";", ";", " ", "\t", "\"", "%22", "%20", "%3B",
-        "%3D", "%", "%5", "%00", "%ff", "A", "B", ",", "+", "%C3%A9",
-    ];
-    let mut random = fastrand::Rng::with_seed(12);
-    let mut read = 0;
-    for _ in 0..200_000 {
-        let begin = if random.bool() { "sid=" } else { "" };
-        let pieces = (0..random.usize(1..9)).map(|_| random.choice(PIECES).unwrap());
-        let text: String = [begin].into_iter().chain(pieces).collect();
-        let Ok(value) = HeaderValue::from_str(&text) else {
-            continue;
-        };
-        let mut request = http::Request::new(());
-        request.headers_mut().insert(COOKIE, value);
-        let ours = key::cookie("sid").extract(&request.into_parts().0);
-        // As axum-extra's `CookieJar::from_headers` does.
-        let mut jar = cookie::CookieJar::new();
-        let parse = |text: &str| cookie::Cookie::parse_encoded(text.to_owned()).ok();
-        for cookie in text.split(';').filter_map(parse) {
-            jar.add_original(cookie);
-        }
-        let Ok(ours) = ours else { continue };
-        let theirs = jar.get("sid").map(|cookie| cookie.value_trimmed());
-        let theirs = theirs.filter(|value| !value.is_empty());
-        read += usize::from(theirs.is_some());
-        let theirs = theirs.map(|value| LockKey::from(value).into());
-        assert_eq!(ours, theirs, "{text:?}");
-    }
-    assert!(read > 10_000, "{read}");
 }

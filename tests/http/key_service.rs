@@ -4,7 +4,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use http::{HeaderName, HeaderValue, Request, StatusCode};
+use http::{HeaderValue, Request, StatusCode};
 use support::{request, three_nodes};
 use tower::ServiceExt;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
@@ -131,8 +131,7 @@ pub(crate) fn with_headers(values: &[&[u8]]) -> Request<Body> {
     let mut request = to("/things");
     for value in values {
         let value = HeaderValue::from_bytes(value).unwrap();
-        let name = HeaderName::from_static("x-key");
-        request.headers_mut().append(name, value);
+        request.headers_mut().append("x-key", value);
     }
     request
 }
