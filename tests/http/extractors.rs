@@ -1,19 +1,23 @@
 //! `Locked`, `LockHandle` and `health_router`: locks by a handler's own signature.
 
-use axum::extract::{FromRef, Path, Query, State};
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::extract::{FromRef, Path, Query, Request, State};
+use axum::response::IntoResponse;
 use axum::routing::{get, post};
-use axum::{Extension, Router, debug_handler};
+use axum::{Extension, Form, Json, Router, debug_handler};
+use futures_util::{StreamExt, stream};
 use http::StatusCode;
-use serde::Deserialize;
-use support::{redlock, secs, send, three_nodes};
+use support::{Answer, ms, redlock, request_with, secs, send, three_nodes, three_nodes_with};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, OnLost, OnMissingKey,
-    OnUnavailable, Redlock, RedlockLayer, Rejection, admin_router, health_router, key,
+    LockHandle, LockKey, LockKeys, LockResource, Locked, OnLost, OnMissingKey, OnUnavailable,
+    Redlock, RedlockLayer, Rejection, admin_router, health_router, key,
 };
 
-use crate::shop::{AppState, OrderId, Transfer, ship, shop, until_free};
+use crate::shop::{AppState, OrderId, Transfer, shop, until_free};
 
 #[tokio::test(start_paused = true)]
 async fn locked_calls_the_handler_under_the_lock_of_its_path_only() {
@@ -34,6 +38,74 @@ async fn locked_calls_the_handler_under_the_lock_of_its_path_only() {
     let asked = nodes.sent(0, OpKind::Acquire);
     assert_eq!(send(&app, "POST", "/orders/x/ship").await.status, 400);
     assert_eq!(nodes.sent(0, OpKind::Acquire), asked);
+}
+
+const FORM: &str = "application/x-www-form-urlencoded";
+const JSON: &str = "application/json";
+
+fn request(method: &str, content_type: &str, body: impl Into<Body>) -> Request {
+    let request = request_with(method, "/", &[("content-type", content_type)]);
+    request.map(|_| body.into())
+}
+
+/// A service that locks what a body names.
+fn transfers(redlock: &Redlock) -> Router {
+    let json = async |Locked(guard, Json(transfer)): Locked<Json<Transfer>>| {
+        let response = format!("{} {}", transfer.from, guard.keys().len()).into_response();
+        guard.hold_until_sent(response)
+    };
+    let form = async |Locked(guard, Form(transfer)): Locked<Form<Transfer>>| {
+        let response = format!("{} {}", transfer.to, guard.keys().len()).into_response();
+        guard.hold_until_sent(response)
+    };
+    let app = Router::new().route("/", post(json).put(form));
+    app.with_state(redlock.clone())
+}
+
+#[tokio::test(start_paused = true)]
+async fn locked_json_and_form_lock_what_the_body_names_and_nothing_for_a_bad_body() {
+    let (nodes, redlock) = three_nodes();
+    let app = transfers(&redlock);
+    let both = r#"{"from":"a","to":"b"}"#;
+    for (method, content_type, body, status, text) in [
+        ("POST", JSON, both, 200, "a 2"),
+        ("PUT", FORM, "from=a&to=b", 200, "b 2"),
+        ("POST", JSON, "{", 400, "Failed to parse"),
+        (
+            "POST",
+            JSON,
+            r#"{"from":"a"}"#,
+            422,
+            "Failed to deserialize",
+        ),
+        ("POST", "text/plain", "{}", 415, "Expected request"),
+    ] {
+        let answer = Answer::to(&app, request(method, content_type, body)).await;
+        assert_eq!(answer.told(), (status, ""), "{body}");
+        assert!(answer.text().starts_with(text), "{answer:?}");
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+    }
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 2);
+    let guard = redlock.lock(("account", "b")).await.unwrap();
+    let refused = Answer::to(&app, request("POST", JSON, both)).await;
+    assert_eq!(refused.code(), "lock-contended");
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn locked_json_takes_the_lock_after_its_body_has_arrived() {
+    let (_nodes, redlock) = three_nodes();
+    let app = transfers(&redlock);
+    let pieces = stream::iter([r#"{"from":"a","#, r#""to":"b"}"#]).then(async |piece| {
+        sleep(secs(1)).await;
+        Ok::<_, Infallible>(piece)
+    });
+    let slow = request("POST", JSON, Body::from_stream(pieces));
+    let serving = tokio::spawn(async move { Answer::to(&app, slow).await });
+    sleep(ms(1_500)).await;
+    let guard = redlock.try_lock(("account", "b")).await.unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(serving.await.unwrap().body, "a 2");
 }
 
 #[tokio::test(start_paused = true)]
@@ -58,23 +130,19 @@ async fn optional_locked_is_none_only_without_its_resource() {
 
 #[tokio::test(start_paused = true)]
 async fn lock_resource_sets_wait_and_ttl() {
-    #[debug_handler(state = AppState)]
-    async fn transfer(Locked(guard, Query(_)): Locked<Query<Transfer>>) -> String {
+    let transfer = async |Locked(guard, _): Locked<Query<Transfer>>| {
         format!("{:?}", guard.valid_for() < secs(5))
-    }
+    };
     let (_nodes, redlock) = three_nodes();
-    let app = Router::new()
-        .route("/transfer", post(transfer))
-        .with_state(redlock.clone());
+    let app = Router::new().route("/transfer", post(transfer));
+    let app = app.with_state(redlock.clone());
     let guard = redlock.try_lock(("account", "a")).await.unwrap();
-    tokio::spawn(async move {
+    let release = async {
         sleep(secs(1)).await;
         drop(guard);
-    });
-    assert_eq!(
-        send(&app, "POST", "/transfer?from=b&to=a").await.text(),
-        "true"
-    );
+    };
+    let answer = send(&app, "POST", "/transfer?from=b&to=a");
+    assert_eq!(tokio::join!(answer, release).0.text(), "true");
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,30 +176,7 @@ async fn lock_handle_without_a_lock_names_the_missing_layer() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn lock_handle_from_an_extension_needs_no_layer() {
-    async fn handler(handle: LockHandle) -> String {
-        handle.fencing_token().unwrap().to_string()
-    }
-    #[debug_handler(state = AppState)]
-    async fn optional(handle: Option<LockHandle>) -> String {
-        format!("{}", handle.is_some())
-    }
-    let guard = Redlock::in_memory(1).lock("anything").await.unwrap();
-    let app: Router = Router::new()
-        .route("/", post(handler))
-        .layer(Extension(guard.handle()))
-        .route("/optional", post(optional));
-    let token = guard.fencing_token().unwrap().to_string();
-    assert_eq!(send(&app, "POST", "/").await.text(), token);
-    assert_eq!(send(&app, "POST", "/optional").await.text(), "false");
-    // A handler is a function: its arguments can be made by hand.
-    let guard = Redlock::in_memory(1).lock(("order", "7")).await.unwrap();
-    let response = ship(Locked(guard, Path(OrderId(7)))).await;
-    assert_eq!(response.status(), StatusCode::OK);
-}
-
-/// A state that is no resource of its own can be one too.
+/// A part of the state can be the resource.
 #[derive(Clone)]
 struct Report(&'static str);
 
@@ -148,126 +193,83 @@ struct ReportState {
 }
 
 #[tokio::test(start_paused = true)]
-async fn locked_takes_its_resource_from_the_state() {
-    async fn handler(Locked(guard, State(_)): Locked<State<Report>>) -> String {
-        format!("{:?}", guard.key())
-    }
-    let (_nodes, redlock) = three_nodes();
-    let state = |report| ReportState {
-        redlock: redlock.clone(),
-        report: Report(report),
-    };
-    let app = Router::new().route("/", post(handler));
-    let named = app.clone().with_state(state("nightly"));
-    assert_eq!(
-        send(&named, "POST", "/").await.text(),
-        "LockKey(\"nightly\")"
-    );
-    let refused = send(&app.with_state(state("")), "POST", "/").await;
-    assert_eq!(refused.told(), (400, "key-missing"));
-}
-
-#[tokio::test(start_paused = true)]
-async fn health_router_reports_the_quorum_and_names_the_nodes() {
-    let nodes = ScriptedNodes::new(3);
-    let app = Router::new().nest("/healthz", health_router(redlock(&nodes)));
-    for (down, expected, status) in [
-        (0, StatusCode::OK, "ready"),
-        (1, StatusCode::OK, "degraded"),
-        (2, StatusCode::SERVICE_UNAVAILABLE, "down"),
+async fn locked_takes_its_resource_from_the_state_and_refuses_an_empty_key() {
+    let handler = async |Locked(guard, _): Locked<State<Report>>| format!("{:?}", guard.key());
+    for (report, told, text) in [
+        ("nightly", (200, ""), "LockKey(\"nightly\")"),
+        ("", (400, "key-missing"), "required key"),
     ] {
-        for node in 0..down {
-            nodes.set(node, Gate::Failing);
-        }
-        let answer = send(&app, "GET", "/healthz").await;
-        assert_eq!(answer.status, expected);
-        let body = answer.json();
-        assert_eq!(body["status"], status);
-        assert_eq!(body["quorum"], expected == StatusCode::OK);
-        assert_eq!(body["needed"], 2);
-        let states = (0..3).map(|node| body["nodes"][node]["state"] == "up");
-        assert_eq!(states.filter(|up| *up).count(), 3 - down);
-        assert_eq!(body["nodes"][2]["node"], "embedded-2");
+        let (redlock, report) = (Redlock::in_memory(1), Report(report));
+        let app = Router::new().route("/", post(handler));
+        let app = app.with_state(ReportState { redlock, report });
+        let answer = send(&app, "POST", "/").await;
+        assert_eq!(answer.told(), told);
+        assert!(answer.text().contains(text), "{answer:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn health_router_is_503_while_the_service_drains() {
-    let (_nodes, redlock) = three_nodes();
+async fn health_router_reports_the_quorum_names_the_nodes_and_is_503_while_the_service_drains() {
+    let (nodes, redlock) = three_nodes();
     let app = Router::new()
         .nest("/healthz", health_router(redlock.clone()))
         .nest("/admin", admin_router(redlock.clone()))
         // The application has a state of its own.
         .route("/", get(async |_: State<u8>| "ok"))
         .with_state(7);
-    for (status, readiness) in [
-        (StatusCode::OK, "ready"),
-        (StatusCode::SERVICE_UNAVAILABLE, "draining"),
+    for (failing, status, told) in [
+        (0, 200, "ready"),
+        (1, 200, "degraded"),
+        (2, 503, "down"),
+        (0, 503, "draining"),
     ] {
+        (0..3).for_each(|node| nodes.set(node, Gate::Ready));
+        (0..failing).for_each(|node| nodes.set(node, Gate::Failing));
+        if told == "draining" {
+            redlock.drain(secs(0)).await;
+        }
         for target in ["/healthz", "/admin"] {
             let answer = send(&app, "GET", target).await;
             let body = answer.json();
+            assert_eq!(answer.status, status, "{body}");
             assert_eq!(
-                (answer.status, &body["status"]),
-                (status, &readiness.into())
+                (&body["status"], &body["needed"]),
+                (&told.into(), &2.into())
             );
-            assert_eq!(body["quorum"], true, "the nodes are up");
+            assert_eq!(body["quorum"], failing < 2, "{body}");
+            let states = (0..3).map(|node| body["nodes"][node]["state"] == "up");
+            assert_eq!(states.filter(|up| *up).count(), 3 - failing);
+            assert_eq!(body["nodes"][2]["node"], "embedded-2");
         }
-        redlock.drain(secs(0)).await;
-    }
-}
-
-/// An order whose lock is held for four seconds.
-#[derive(Debug, Deserialize)]
-struct BriefOrder(u64);
-
-impl LockResource for BriefOrder {
-    fn lock_keys(&self) -> LockKeys {
-        OrderId(self.0).lock_keys()
-    }
-
-    fn options(&self) -> LockOptions {
-        LockOptions::default().max_hold(secs(4))
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn max_hold_of_the_builder_is_the_default_of_layers_and_locked() {
-    async fn layered(handle: LockHandle) -> String {
-        handle.lost().await.to_string()
-    }
-    async fn locked<R: LockResource>(Locked(guard, _): Locked<Path<R>>) -> String {
-        guard.lost().await.to_string()
-    }
+    let layered = async |handle: LockHandle| handle.lost().await.to_string();
+    let locked = async |Locked(guard, _): Locked<Path<OrderId>>| guard.lost().await.to_string();
     for (of_builder, of_all) in [(None, 60), (Some(2), 2), (Some(100), 100)] {
-        let nodes = ScriptedNodes::new(3);
-        let mut builder = Redlock::builder().scripted(&nodes).ttl(secs(1));
-        if let Some(max_hold) = of_builder {
-            builder = builder.max_hold(secs(max_hold));
-        }
-        let redlock = builder.build().unwrap();
-        let layer = || {
-            let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));
-            layer.on_lost(OnLost::Notify)
-        };
-        let brief_layer = layer().max_hold(secs(4));
+        let (nodes, redlock) = three_nodes_with(|builder| {
+            let builder = builder.ttl(secs(1));
+            match of_builder {
+                Some(max_hold) => builder.max_hold(secs(max_hold)),
+                None => builder,
+            }
+        });
+        let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));
+        let layer = layer.on_lost(OnLost::Notify);
+        let brief = layer.clone().max_hold(secs(4));
         let app = Router::new()
-            .route("/layer/{id}", post(layered).layer(layer()))
-            .route("/brief_layer/{id}", post(layered).layer(brief_layer))
-            .route("/locked/{id}", post(locked::<OrderId>))
-            .route("/brief/{id}", post(locked::<BriefOrder>))
+            .route("/layer/{id}", post(layered).layer(layer))
+            .route("/brief/{id}", post(layered).layer(brief))
+            .route("/locked/{id}", post(locked))
             .with_state(redlock);
-        for (route, expected) in [
-            ("layer", of_all),
-            ("brief_layer", 4),
-            ("locked", of_all),
-            ("brief", 4),
-        ] {
+        for (target, expected) in [("/layer/7", of_all), ("/brief/7", 4), ("/locked/7", of_all)] {
             let began = Instant::now();
-            let answer = send(&app, "POST", &format!("/{route}/7")).await;
-            assert_eq!(answer.status, StatusCode::OK, "{route}: {answer:?}");
-            assert_eq!(began.elapsed().as_secs(), expected, "{route}: {answer:?}");
-            assert!(answer.text().contains("max_hold"), "{route}: {answer:?}");
+            let answer = send(&app, "POST", target).await;
+            assert_eq!(answer.status, StatusCode::OK, "{target}: {answer:?}");
+            assert_eq!(began.elapsed().as_secs(), expected, "{target}: {answer:?}");
+            assert!(answer.text().contains("max_hold"), "{target}: {answer:?}");
             until_free(&nodes).await;
         }
     }

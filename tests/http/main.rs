@@ -13,7 +13,6 @@ mod key_extractors;
 mod key_service;
 mod keys;
 mod kinds_of_locks;
-mod locked_bodies;
 mod log_texts;
 mod many_requests;
 mod on_lost;

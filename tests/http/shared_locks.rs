@@ -8,7 +8,7 @@ use axum::{Router, debug_handler};
 use http::Method;
 use http::request::Parts;
 use serde::Deserialize;
-use support::{redlock, secs, send, three_nodes};
+use support::{redlock, secs, send, three_nodes, three_nodes_with};
 use tokio::time::sleep;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -83,22 +83,18 @@ async fn locked_guard_extends_and_releases_shared_and_own_keys() {
             LockKey::from(("account", &*self.from)).into()
         }
     }
-    async fn handler(
-        Locked(first, _): Locked<Query<From>>,
-        Locked(both, _): Locked<Query<Transfer>>,
-    ) -> String {
+    let handler = async |Locked(first, _): Locked<Query<From>>,
+                         Locked(both, _): Locked<Query<Transfer>>| {
         drop(first);
         both.extend(secs(20)).await.unwrap();
         let extended = both.valid_for() > secs(15);
         let handle = both.handle();
         let released = both.release().await;
         format!("{extended} {released:?} {}", handle.is_valid())
-    }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).max_ttl(secs(20));
-    let app = Router::new()
-        .route("/transfer", post(handler))
-        .with_state(redlock.build().unwrap());
+    };
+    let (nodes, redlock) = three_nodes_with(|builder| builder.max_ttl(secs(20)));
+    let app = Router::new().route("/transfer", post(handler));
+    let app = app.with_state(redlock);
     let answer = send(&app, "POST", "/transfer?from=a&to=b").await;
     assert_eq!(answer.text(), "true Ok(Freed) false");
     assert_eq!(nodes.locks(), [0, 0, 0]);
