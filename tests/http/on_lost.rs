@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -13,9 +13,9 @@ use bytes::Bytes;
 use futures_util::poll;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
-use support::{ms, redlock, secs};
+use support::{Executed, ms, redlock, secs};
 use tokio::time::sleep;
-use tower::{Layer, Service};
+use tower::{Layer, Service, ServiceExt};
 use tower_redlock::middleware::RedlockService;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockBody, LockHandle, OnLost, Redlock, RedlockLayer, Rejection};
@@ -33,20 +33,10 @@ struct Inner(Arc<Seen>);
 struct Seen {
     is_ready: AtomicBool,
     answers: AtomicBool,
-    calls: AtomicUsize,
+    calls: Executed,
     /// How often its handlers were polled.
-    polls: AtomicUsize,
+    polls: Executed,
     lock: Mutex<Option<LockHandle>>,
-}
-
-impl Seen {
-    fn calls(&self) -> usize {
-        self.calls.load(Ordering::Relaxed)
-    }
-
-    fn polls(&self) -> usize {
-        self.polls.load(Ordering::Relaxed)
-    }
 }
 
 impl Service<Request<Plain>> for Inner {
@@ -64,10 +54,10 @@ impl Service<Request<Plain>> for Inner {
 
     fn call(&mut self, request: Request<Plain>) -> Self::Future {
         let seen = Arc::clone(&self.0);
-        seen.calls.fetch_add(1, Ordering::Relaxed);
+        seen.calls.one_more();
         *seen.lock.lock().unwrap() = request.extensions().get().cloned();
         Box::pin(poll_fn(move |_| {
-            seen.polls.fetch_add(1, Ordering::Relaxed);
+            seen.polls.one_more();
             if seen.answers.load(Ordering::Relaxed) {
                 Poll::Ready(Ok(Response::new(Full::from("done"))))
             } else {
@@ -112,21 +102,19 @@ async fn on_lost_abort_answers_503_without_polling_the_handler_again() {
         for answers in [false, true] {
             let what = format!("waiting {wait:?}, the handler has an answer: {answers}");
             let (_nodes, mut service, seen) = stack(wait, OnLost::Abort, true);
-            poll_fn(|context| service.poll_ready(context))
-                .await
-                .unwrap();
+            let service = service.ready().await.unwrap();
             let mut serving = pin!(service.call(request()));
-            while seen.polls() == 0 {
+            while seen.polls.count() == 0 {
                 assert!(poll!(&mut serving).is_pending(), "{what}");
                 sleep(ms(1)).await;
             }
 
             let lock = seen.lock.lock().unwrap().take().unwrap();
             lock.lost().await;
-            let polled = seen.polls();
+            let polled = seen.polls.count();
             seen.answers.store(answers, Ordering::Relaxed);
             assert_lost(poll!(&mut serving), &what);
-            assert_eq!(seen.polls(), polled, "{what}: the handler went on");
+            assert_eq!(seen.polls.count(), polled, "{what}: the handler went on");
         }
     }
 }
@@ -148,7 +136,11 @@ async fn layer_begins_no_handler_if_its_lock_is_lost_while_the_service_is_not_re
             sleep(TTL).await;
             seen.is_ready.store(becomes_ready, Ordering::Relaxed);
             assert_lost(poll!(&mut serving), &what);
-            assert_eq!(seen.calls(), 0, "{what}: a handler began without its lock");
+            assert_eq!(
+                seen.calls.count(),
+                0,
+                "{what}: a handler began without its lock"
+            );
         }
     }
 }
@@ -171,6 +163,10 @@ async fn layer_begins_no_handler_if_its_lock_is_lost_before_the_future_is_polled
         assert_eq!(nodes.locks(), [1, 1, 1], "{what}: its task has the lock");
         sleep(TTL).await;
         assert_lost(poll!(&mut serving), &what);
-        assert_eq!(seen.calls(), 0, "{what}: a handler began without its lock");
+        assert_eq!(
+            seen.calls.count(),
+            0,
+            "{what}: a handler began without its lock"
+        );
     }
 }

@@ -6,7 +6,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::future::{Future, pending};
+use std::future::{Future, pending, ready};
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::RETRY_AFTER;
-use http::{Request, Response, StatusCode};
+use http::{Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Empty, Full};
 use support::ms;
@@ -58,6 +58,7 @@ async fn head_is_held_when_no_body_is_sent() {
     let empty = ok(Empty::<Bytes>::new());
     assert_eq!(pieces(post(), empty).await, ["held head"]);
     let endless = || stream(&[Wait(10 * TTL)]);
+    let sent = &["head", "data no", "held end"];
     for (method, status, body, expected) in [
         ("POST", 200, stream(&[]).sized(0), &["held head"][..]),
         ("POST", 204, endless(), &["held head"]),
@@ -65,16 +66,11 @@ async fn head_is_held_when_no_body_is_sent() {
         ("HEAD", 200, endless(), &["held head"]),
         ("HEAD", 404, endless(), &["held head"]),
         ("CONNECT", 200, endless(), &["held head"]),
-        (
-            "CONNECT",
-            404,
-            stream(&[Data("no")]),
-            &["head", "data no", "held end"],
-        ),
+        ("CONNECT", 404, stream(&[Data("no")]), sent),
     ] {
         let mut response = ok(body);
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
-        let request = Request::builder().method(method).uri("/").body(()).unwrap();
+        let request = support::request(method, "/").map(drop);
         let pieces = pieces(request, response).await;
         assert_eq!(pieces, expected, "{method} {status}");
     }
@@ -84,25 +80,18 @@ async fn head_is_held_when_no_body_is_sent() {
 async fn body_reads_no_frame_ahead_and_delays_only_the_last() {
     let nodes = slow_to_release();
     let steps = [Data("a"), Wait(ms(7)), Data("b"), Wait(ms(7)), Data("c")];
-    let body = stream(&steps).ending();
-    let mut body = answered(&layer(&redlock(&nodes)), post(), ok(body))
-        .await
-        .into_body();
-    let mut after = Vec::new();
-    loop {
+    let response = ok(stream(&steps).ending());
+    let response = answered(&layer(&redlock(&nodes)), post(), response).await;
+    let mut body = response.into_body();
+    for expected in [ms(0), ms(7), ms(7) + RELEASE] {
         let began = Instant::now();
-        let Some(frame) = body.frame().await else {
-            break;
-        };
-        assert!(frame.unwrap().is_data());
-        after.push(began.elapsed());
+        assert!(body.frame().await.unwrap().unwrap().is_data());
+        let took = began.elapsed();
+        assert!(took >= expected && took <= expected + 2 * TICK, "{took:?}");
         // Time that the client takes is not the body's.
         sleep(ms(100)).await;
     }
-    assert_eq!(after.len(), 3);
-    assert_eq!(after[0], Duration::ZERO);
-    assert!(after[1] >= ms(7) && after[1] <= ms(7) + TICK, "{after:?}");
-    assert!(after[2] >= ms(7) + RELEASE && after[2] <= ms(7) + RELEASE + 2 * TICK);
+    assert!(body.frame().await.is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -127,41 +116,34 @@ async fn body_with_a_held_frame_is_not_at_its_end_and_counts_the_frame() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn body_that_fails_passes_its_error_on_and_releases_in_the_background() {
-    let nodes = slow_to_release();
-    let redlock = redlock(&nodes);
-    let body = stream(&[Data("ab"), Error]);
-    let mut body = answered(&layer(&redlock), post(), ok(body))
-        .await
-        .into_body();
-    body.frame().await.unwrap().unwrap();
-    let began = Instant::now();
-    let error = body.frame().await.unwrap().unwrap_err();
-    assert_eq!(error.downcast_ref(), Some(&fmt::Error));
-    assert_eq!(began.elapsed(), Duration::ZERO, "the error is not held");
-    sleep(RELEASE + TICK).await;
-    assert!(is_free(&nodes), "the body is still there, its lock is not");
-}
-
-#[tokio::test(start_paused = true)]
-async fn dropped_body_releases_in_the_background() {
-    for frames in 0..=2 {
+async fn body_that_fails_or_is_dropped_releases_in_the_background() {
+    for (frames, fails) in [(0, false), (1, false), (2, false), (2, true)] {
         let nodes = slow_to_release();
         let redlock = redlock(&nodes);
-        let inner = stream(&[Data("ab"), Data("cd"), Wait(10 * TTL)]);
+        let last = if fails { Error } else { Wait(10 * TTL) };
+        let inner = stream(&[Data("ab"), Data("cd"), last]);
         let dropped = inner.dropped.clone();
-        let mut body = answered(&layer(&redlock), post(), ok(inner))
-            .await
-            .into_body();
+        let response = answered(&layer(&redlock), post(), ok(inner)).await;
+        let mut body = response.into_body();
         for _ in 0..frames {
             body.frame().await.unwrap().unwrap();
         }
         assert!(!is_free(&nodes));
-        drop(body);
-        assert!(dropped.is_set());
+        let began = Instant::now();
+        let body = if fails {
+            let error = body.frame().await.unwrap().unwrap_err();
+            assert_eq!(error.downcast_ref(), Some(&fmt::Error));
+            assert_eq!(began.elapsed(), Duration::ZERO, "the error is not held");
+            Some(body)
+        } else {
+            drop(body);
+            assert!(dropped.is_set());
+            None
+        };
         sleep(RELEASE + TICK).await;
         assert!(is_free(&nodes), "after {frames} frames");
         assert_eq!(redlock.drain(TTL).await.held, []);
+        drop(body);
     }
 }
 
@@ -348,31 +330,20 @@ async fn panic_in_the_handler_or_the_body_releases_the_lock() {
     type Handled = Pin<Box<dyn Future<Output = Response<Script>> + Send>>;
     let handlers: [fn() -> Handled; 3] = [
         || panic!("in the call"),
-        || {
-            Box::pin(async {
-                sleep(ms(5)).await;
-                panic!("in the future")
-            })
-        },
-        || Box::pin(async { ok(stream(&[Data("ab"), Panic])) }),
+        || Box::pin(sleep(ms(5)).map(|()| panic!("in the future"))),
+        || Box::pin(ready(ok(stream(&[Data("ab"), Panic])))),
     ];
     for handler in handlers {
-        for as_task in [true, false] {
-            let nodes = ScriptedNodes::new(3);
-            let redlock = redlock(&nodes);
-            let service = service_fn(move |_| handler().map(Ok::<_, Infallible>));
-            let service = layer(&redlock).layer(service);
-            let serving = async {
-                let response = service.oneshot(post()).await.unwrap();
-                drop(response.into_body().collect().await);
-            };
-            if as_task {
-                assert!(tokio::spawn(serving).await.unwrap_err().is_panic());
-            } else {
-                AssertUnwindSafe(serving).catch_unwind().await.unwrap_err();
-            }
-            assert_eq!(redlock.drain(TTL).await.held, []);
-            assert!(is_free(&nodes));
-        }
+        let nodes = ScriptedNodes::new(3);
+        let redlock = redlock(&nodes);
+        let service = service_fn(move |_| handler().map(Ok::<_, Infallible>));
+        let service = layer(&redlock).layer(service);
+        let serving = async {
+            let response = service.oneshot(post()).await.unwrap();
+            drop(response.into_body().collect().await);
+        };
+        AssertUnwindSafe(serving).catch_unwind().await.unwrap_err();
+        assert_eq!(redlock.drain(TTL).await.held, []);
+        assert!(is_free(&nodes));
     }
 }

@@ -2,11 +2,9 @@
 
 use std::convert::Infallible;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::scripted_bodies::post;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request::Parts;
@@ -19,6 +17,9 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockHandle, LockKeys, OnLost, Redlock, RedlockLayer, RunToCompletion};
 use tracing::{Instrument, Metadata, Span};
 
+use crate::scripted_bodies::post;
+use crate::shop::until_free;
+
 const WORK: Duration = secs(30);
 const TTL: Duration = secs(3);
 
@@ -29,9 +30,12 @@ fn layer(nodes: &ScriptedNodes) -> RedlockLayer<RunToCompletion> {
 
 type Answer = Result<Response<Full<Bytes>>, Infallible>;
 
-/// A handler that works for a while, and notes when it is done.
+/// Of each handler that came to its end: whether it still had its lock, if it had one.
+type Done = Arc<Mutex<Vec<bool>>>;
+
+/// A handler that works for a while.
 fn handler(
-    done: &Arc<AtomicBool>,
+    done: &Done,
 ) -> impl Service<
     Request<()>,
     Response = Response<Full<Bytes>>,
@@ -45,46 +49,22 @@ fn handler(
         async move {
             sleep(WORK).await;
             let handle = request.extensions().get::<LockHandle>();
-            assert!(handle.is_none_or(LockHandle::is_valid));
-            done.store(true, Ordering::Relaxed);
+            let is_valid = handle.is_none_or(LockHandle::is_valid);
+            done.lock().unwrap().push(is_valid);
             Answer::Ok(Response::new("done".into()))
         }
     })
 }
 
-/// Waits in small steps, so that the paused clock stops soon after it is so.
-async fn until(is_so: impl Fn() -> bool) {
-    while !is_so() {
-        sleep(ms(5)).await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn run_to_completion_releases_the_lock_before_the_last_frame() {
-    let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
-    let service = layer(&nodes).layer(handler(&done));
-    let response = service.oneshot(post()).await.unwrap();
-    assert_eq!(nodes.locks(), [1, 1, 1]);
-    let body = response.into_body().collect().await.unwrap().to_bytes();
-    assert_eq!(body, "done");
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-}
-
 #[tokio::test(start_paused = true)]
 async fn run_to_completion_aborts_the_handler_of_a_lost_lock_unless_on_lost_is_notify() {
-    for on_lost in [OnLost::Abort, OnLost::Notify] {
+    for (on_lost, status, expected) in [
+        (OnLost::Abort, StatusCode::SERVICE_UNAVAILABLE, &[][..]),
+        (OnLost::Notify, StatusCode::OK, &[false]),
+    ] {
         for client_stays in [false, true] {
-            let (nodes, done) = (ScriptedNodes::new(3), Arc::<AtomicBool>::default());
-            let inner_done = Arc::clone(&done);
-            let inner = service_fn(move |_: Request<()>| {
-                let done = Arc::clone(&inner_done);
-                async move {
-                    sleep(WORK).await;
-                    done.store(true, Ordering::Relaxed);
-                    Answer::Ok(Response::default())
-                }
-            });
-            let service = layer(&nodes).on_lost(on_lost).layer(inner);
+            let (nodes, done) = (ScriptedNodes::new(3), Done::default());
+            let service = layer(&nodes).on_lost(on_lost).layer(handler(&done));
             let patience = if client_stays { 2 * WORK } else { secs(1) };
             let serving = timeout(patience, service.oneshot(post()));
             let fail = async {
@@ -92,14 +72,12 @@ async fn run_to_completion_aborts_the_handler_of_a_lost_lock_unless_on_lost_is_n
                 set_all(&nodes, OpKind::Confirm, Gate::Failing);
             };
             let (response, ()) = tokio::join!(serving, fail);
-            if client_stays {
-                let status = response.unwrap().unwrap().status();
-                let expected = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::OK];
-                assert_eq!(status, expected[usize::from(on_lost == OnLost::Notify)]);
+            assert_eq!(response.is_ok(), client_stays);
+            if let Ok(response) = response {
+                assert_eq!(response.unwrap().status(), status);
             }
             sleep(2 * WORK).await;
-            let is_done = done.load(Ordering::Relaxed);
-            assert_eq!(is_done, on_lost == OnLost::Notify, "{on_lost:?}");
+            assert_eq!(*done.lock().unwrap(), expected, "{on_lost:?}");
             assert_eq!(nodes.locks(), [0, 0, 0]);
         }
     }
@@ -143,18 +121,22 @@ async fn run_to_completion_moves_a_handler_to_a_task_in_the_span_of_its_request_
 
 /// The inner layer's second key is new, its first is shared with the outer layer, which cancels.
 #[tokio::test(start_paused = true)]
-async fn run_to_completion_keeps_locks_shared_with_an_outer_layer() {
-    let done = Arc::default();
+async fn run_to_completion_keeps_locks_shared_with_an_outer_layer_and_drain_waits_for_it() {
+    let done = Done::default();
     let (nodes, redlock) = three_nodes_with(|builder| builder.ttl(TTL));
     let both = |_: &Parts| ["a", "b"].into_iter().collect::<LockKeys>();
     let inner = RedlockLayer::new(redlock.clone(), both).on_disconnect(RunToCompletion);
-    let service = (RedlockLayer::new(redlock, "a"), inner).layer(handler(&done));
+    let service = (RedlockLayer::new(redlock.clone(), "a"), inner).layer(handler(&done));
     let gone = timeout(secs(1), service.oneshot(post())).await;
     assert!(gone.is_err());
     sleep(WORK - secs(2)).await;
     assert_eq!(nodes.locks(), [2, 2, 2]);
-    until(|| done.load(Ordering::Relaxed)).await;
-    until(|| nodes.locks() == [0, 0, 0]).await;
+    let drained = redlock.drain(2 * WORK).await;
+    assert_eq!(
+        (drained.held, &*done.lock().unwrap()),
+        (vec![], &vec![true])
+    );
+    assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -164,31 +146,19 @@ async fn run_to_completion_propagates_a_panic_and_releases_the_lock() {
     let service = layer(&nodes).layer(inner);
     let call = std::panic::AssertUnwindSafe(service.oneshot(post()));
     assert!(call.catch_unwind().await.is_err());
-    until(|| nodes.locks() == [0, 0, 0]).await;
+    until_free(&nodes).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn run_to_completion_drops_requests_without_a_lock() {
-    let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
+    let (nodes, done) = (ScriptedNodes::new(3), Done::default());
     let service = layer(&nodes).layer(handler(&done));
     let mut get = post();
     *get.method_mut() = Method::GET;
     let gone = timeout(secs(1), service.oneshot(get)).await;
     assert!(gone.is_err());
     sleep(2 * WORK).await;
-    assert!(!done.load(Ordering::Relaxed));
-}
-
-#[tokio::test(start_paused = true)]
-async fn drain_waits_for_run_to_completion_handlers() {
-    let done = Arc::default();
-    let (_nodes, redlock) = three_nodes_with(|builder| builder.ttl(TTL));
-    let layer = RedlockLayer::new(redlock.clone(), "resource").on_disconnect(RunToCompletion);
-    let service = layer.layer(handler(&done));
-    let gone = timeout(secs(1), service.oneshot(post())).await;
-    assert!(gone.is_err());
-    let drained = redlock.drain(2 * WORK).await;
-    assert!(done.load(Ordering::Relaxed) && drained.held.is_empty());
+    assert!(done.lock().unwrap().is_empty());
 }
 
 /// By default nothing is asked of the inner service's future.
