@@ -48,34 +48,27 @@ fn app(redlock: &Redlock, route: MethodRouter<Redlock>) -> Router {
 
 #[tokio::test(start_paused = true)]
 async fn release_frees_the_lock_and_the_handler_goes_on() {
-    for on_lost in [OnLost::Abort, OnLost::Notify] {
-        for release_at in [ReleaseAt::BodyEnd, ReleaseAt::ResponseHead] {
-            let (nodes, redlock) = three_nodes();
-            let layer = layer(&redlock).on_lost(on_lost).release_at(release_at);
-            let token = HeaderName::from_static("x-fencing-token");
-            let app = app(
-                &redlock,
-                post(early).layer(layer.expose_token(token.clone())),
-            );
-            let answer = send(&app, "POST", "/orders/7").await;
-            assert_eq!(answer.status, StatusCode::OK);
-            assert_eq!(answer.body, "early");
-            // That of the lock under which the handler has worked.
-            assert!(answer.headers.contains_key(&token));
-            // One release of the layer's lock, and one of the handler's own.
-            assert_eq!(nodes.sent(0, OpKind::Release), 2);
-            assert_eq!(nodes.locks(), [0, 0, 0]);
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn release_frees_the_lock_of_a_handler_in_a_task_of_its_own() {
     let (nodes, redlock) = three_nodes();
-    let layer = layer(&redlock).on_disconnect(RunToCompletion);
-    let app = app(&redlock, post(early).layer(layer));
-    assert_eq!(send(&app, "POST", "/orders/7").await.body, "early");
-    assert_eq!(nodes.locks(), [0, 0, 0]);
+    let token = HeaderName::from_static("x-fencing-token");
+    let layer = layer(&redlock).expose_token(token.clone());
+    let notify = layer.clone().on_lost(OnLost::Notify);
+    let at_head = layer.clone().release_at(ReleaseAt::ResponseHead);
+    let to_completion = layer.clone().on_disconnect(RunToCompletion);
+    for (name, route) in [
+        ("default", post(early).layer(layer)),
+        ("notify", post(early).layer(notify)),
+        ("at the head", post(early).layer(at_head)),
+        ("to completion", post(early).layer(to_completion)),
+    ] {
+        let before = nodes.sent(0, OpKind::Release);
+        let answer = send(&app(&redlock, route), "POST", "/orders/7").await;
+        assert_eq!(answer.text(), "early", "{name}");
+        // That of the lock under which the handler has worked.
+        assert!(answer.headers.contains_key(&token), "{name}");
+        // One release of the layer's lock, and one of the handler's own.
+        assert_eq!(nodes.sent(0, OpKind::Release) - before, 2, "{name}");
+        assert_eq!(nodes.locks(), [0, 0, 0], "{name}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use futures_util::{StreamExt, stream};
 use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use support::{
-    Answer, Executed, Log, keyed_request, ms, redlock, request_with, secs, three_nodes,
+    Answer, Executed, Log, keyed_request, ms, once, redlock, request_with, secs, three_nodes,
     three_nodes_with, users,
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -24,12 +24,8 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
     BufferBodyLayer, IdempotencyLayer, KeyExtractor, LockHandle, LockKeys, Redlock, RedlockLayer,
-    key, scope,
+    key,
 };
-
-fn once(nodes: &ScriptedNodes) -> IdempotencyLayer {
-    IdempotencyLayer::new(redlock(nodes), scope::public())
-}
 
 #[tokio::test(start_paused = true)]
 async fn key_form_field_inside_an_idempotency_layer_needs_the_buffer_with_or_without_a_key() {
@@ -39,9 +35,15 @@ async fn key_form_field_inside_an_idempotency_layer_needs_the_buffer_with_or_wit
     let by_field = || RedlockLayer::new(redlock(&nodes), ("account", key::form_field("id")));
     let buffer = BufferBodyLayer::new(64);
     let unbuffered = Router::new().route("/", post(echo)).layer(by_field());
-    let outside = unbuffered.clone().layer(once(&nodes)).layer(buffer.clone());
-    let within = unbuffered.clone().layer(buffer).layer(once(&nodes));
-    let without = unbuffered.layer(once(&nodes));
+    let outside = unbuffered
+        .clone()
+        .layer(once(&redlock(&nodes)))
+        .layer(buffer.clone());
+    let within = unbuffered
+        .clone()
+        .layer(buffer)
+        .layer(once(&redlock(&nodes)));
+    let without = unbuffered.layer(once(&redlock(&nodes)));
     let locked = "[LockKey(\"7:account,1:7,\")] 4";
     for (number, app, expected) in [
         (1, outside, Some(locked)),
@@ -170,7 +172,7 @@ async fn expose_token_and_replay_header_replace_headers_of_the_handler() {
     let app = Router::new()
         .route("/users/{name}", post(said))
         .layer(exposing)
-        .layer(once(&nodes));
+        .layer(once(&redlock(&nodes)));
     for is_replay in [false, true] {
         let answer = Answer::to(&app, keyed_request(Method::POST, "/users/bob", b"k")).await;
         let tokens: Vec<_> = answer.headers.get_all("x-token").iter().collect();
@@ -185,7 +187,7 @@ async fn expose_token_and_replay_header_replace_headers_of_the_handler() {
 #[tokio::test(start_paused = true)]
 async fn buffer_body_layer_reads_a_body_without_a_length_up_to_its_limit() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = users(&executed, once(&nodes).max_request_body(64));
+    let app = users(&executed, once(&redlock(&nodes)).max_request_body(64));
     for (chunks, expected) in [
         (8, (200, "")),
         (9, (413, "body-too-large")),
@@ -251,7 +253,7 @@ async fn key_that_cannot_be_is_logged_once_with_the_remedy() {
 async fn truncated_or_late_body_is_refused_as_unreadable() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let late = RequestBodyTimeoutLayer::new(secs(1));
-    let idempotent = users(&executed, once(&nodes));
+    let idempotent = users(&executed, once(&redlock(&nodes)));
     let locked = RedlockLayer::new(redlock(&nodes), ("user", key::path("name")));
     let buffered = Router::new().route(
         "/users/{name}",
@@ -296,7 +298,7 @@ async fn idempotency_settings_out_of_range_log_the_value_used() {
     let nodes = ScriptedNodes::new(3);
     let said = |set: &dyn Fn(IdempotencyLayer) -> IdempotencyLayer| {
         let (log, _guard) = Log::subscribed();
-        let _layer = set(once(&nodes));
+        let _layer = set(once(&redlock(&nodes)));
         log.text()
     };
     for (log, words) in [
@@ -334,7 +336,7 @@ async fn debug_of_public_types_shows_no_keys() {
     tokio::task::yield_now().await;
     let own = redlock.lock("own").ttl(secs(7)).await.unwrap();
     let layer = RedlockLayer::new(redlock.clone(), ("thing", key::header("x-key")));
-    let mut service = layer.layer(users(&Executed::default(), once(&nodes)));
+    let mut service = layer.layer(users(&Executed::default(), once(&redlock)));
     let future = Service::call(&mut service, request_with("POST", "/", &[("x-key", "7")]));
     let shown = [
         format!("{redlock:?}"),
@@ -342,8 +344,8 @@ async fn debug_of_public_types_shows_no_keys() {
         format!("{:?}", redlock.lock("own").into_future()),
         format!("{own:?} {:?} {:?}", own.handle(), own.lost()),
         format!("{layer:?} {service:?} {future:?}"),
-        format!("{:?}", once(&nodes)),
-        format!("{:?}", once(&nodes).layer(layer.clone())),
+        format!("{:?}", once(&redlock)),
+        format!("{:?}", once(&redlock).layer(layer.clone())),
         format!("{:?}", redlock.health().await),
         format!("{:?}", Redlock::builder().scripted(&nodes)),
         format!("{nodes:?}"),
@@ -384,7 +386,7 @@ async fn key_header_sent_twice_or_in_two_spellings_is_refused() {
     let only = request_with("POST", "/", &[("x_thing_id", "b")]);
     assert_eq!(Answer::to(&app, only).await.code(), "key-missing");
     let executed = Executed::default();
-    let app = users(&executed, once(&nodes));
+    let app = users(&executed, once(&redlock(&nodes)));
     let mut twice = keyed_request(Method::POST, "/users/bob", b"a");
     twice
         .headers_mut()

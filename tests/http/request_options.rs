@@ -1,16 +1,11 @@
 //! `RedlockLayer::options`: options of the lock for each request.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use axum::Router;
 use axum::routing::any;
 use http::StatusCode;
 use http::request::Parts;
-use support::{ms, redlock, secs, send, spawn_send, three_nodes_with};
+use support::{Executed, ms, redlock, secs, send, three_nodes_with};
 use tokio::time::{Instant, sleep};
-use tower::ServiceBuilder;
-use tower::limit::GlobalConcurrencyLimitLayer;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockHandle, LockOptions, Redlock, RedlockLayer, key};
 
@@ -96,40 +91,22 @@ async fn ttl_of_a_layer_is_at_most_max_ttl_and_longer_than_the_drift() {
 #[tokio::test(start_paused = true)]
 async fn options_are_asked_for_locked_requests_only() {
     let redlock = redlock(&ScriptedNodes::new(3));
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&asked);
+    let asked = Executed::default();
+    let counted = asked.clone();
     let options = move |_: &Parts| {
-        counted.fetch_add(1, Ordering::Relaxed);
+        counted.one_more();
         LockOptions::default()
     };
-    let layer = RedlockLayer::new(redlock, ("thing", key::query("id")));
-    let layer = layer
-        .options(options)
-        .skip(|parts| parts.uri.path() == "/skip");
+    let layer = RedlockLayer::new(redlock, ("thing", key::query("id"))).options(options);
+    let layer = layer.skip(|parts| parts.uri.path() == "/skip");
     let app = Router::new().fallback(any(async || "served").layer(layer));
-    for (method, target) in [("GET", "/?id=7"), ("POST", "/skip?id=7"), ("POST", "/")] {
+    for (method, target, count) in [
+        ("GET", "/?id=7", 0),
+        ("POST", "/skip?id=7", 0),
+        ("POST", "/", 0),
+        ("POST", "/?id=7", 1),
+    ] {
         send(&app, method, target).await;
+        assert_eq!(asked.count(), count, "{method} {target}");
     }
-    assert_eq!(asked.load(Ordering::Relaxed), 0);
-    send(&app, "POST", "/?id=7").await;
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn request_with_a_wait_of_its_own_keeps_no_readiness_of_the_inner_service() {
-    let redlock = redlock(&ScriptedNodes::new(3));
-    // One permit for all requests; only the one that is served may have it.
-    let stack = ServiceBuilder::new()
-        .layer(layer(&redlock).options(options))
-        .layer(GlobalConcurrencyLimitLayer::new(1));
-    let app = Router::new().route("/things/{id}", any(validity).layer(stack));
-    let guard = redlock.try_lock(("thing", 7)).await.unwrap();
-    let waiting = spawn_send(&app, "POST", "/things/7?wait=2");
-    sleep(ms(100)).await;
-    let began = Instant::now();
-    let served = send(&app, "POST", "/things/8").await;
-    assert_eq!(served.status, StatusCode::OK);
-    assert!(began.elapsed() < ms(500));
-    drop(guard);
-    assert_eq!(waiting.await.unwrap().status, StatusCode::OK);
 }

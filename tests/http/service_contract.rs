@@ -10,22 +10,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
-use axum::routing::{MethodRouter, post};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use futures_util::poll;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
-use support::{assert_matches, ms, secs};
+use support::{ms, secs};
 use tokio::time::{sleep, timeout};
 use tower::buffer::{Buffer, BufferLayer};
 use tower::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
 use tower_redlock::middleware::{RedlockService, ResponseFuture};
-use tower_redlock::{KeyExtractor, LockBody, LockError, Redlock, RedlockLayer, Rejection, key};
+use tower_redlock::{KeyExtractor, LockBody, Redlock, RedlockLayer, Rejection, key};
 
 /// How long the probe works on a request, and how long a request may wait for its lock.
 const WORK: Duration = ms(20);
@@ -51,6 +49,14 @@ struct Probe {
 struct Seen {
     calls: AtomicUsize,
     unready_calls: AtomicUsize,
+}
+
+impl Seen {
+    /// Returns how often it was called, and how often without having been made ready.
+    fn calls(&self) -> (usize, usize) {
+        let calls = self.calls.load(Ordering::Relaxed);
+        (calls, self.unready_calls.load(Ordering::Relaxed))
+    }
 }
 
 impl Probe {
@@ -188,18 +194,15 @@ async fn sequentially_then_at_once(
 #[tokio::test(start_paused = true)]
 async fn locked_requests_call_only_ready_services() {
     for (name, stack) in STACKS {
-        for wait in [Duration::ZERO, WAIT] {
+        for (wait, least) in [(Duration::ZERO, 3), (WAIT, 6)] {
             let (redlock, service, seen) = probed(stack, wait);
             let requests = ["a", "a", "b", "c", "c", "c"].map(|key| request("POST", key));
             let name = format!("{name}, waiting {wait:?}");
             let (one_by_one, at_once) = sequentially_then_at_once(&name, service, &requests).await;
             assert_eq!(one_by_one, [200; 6], "{name}");
             let served = at_once.iter().filter(|status| **status == 200).count();
-            let least = if wait.is_zero() { 3 } else { 6 };
             assert!(served >= least, "{name}: {at_once:?}");
-            let calls = seen.calls.load(Ordering::Relaxed);
-            assert_eq!(calls, 6 + served, "{name}");
-            assert_eq!(seen.unready_calls.load(Ordering::Relaxed), 0, "{name}");
+            assert_eq!(seen.calls(), (6 + served, 0), "{name}");
             assert_eq!(redlock.drain(DEADLOCK).await.held, [], "{name}");
         }
     }
@@ -210,7 +213,7 @@ async fn passed_and_refused_requests_call_only_ready_services() {
     for (name, stack) in STACKS {
         for wait in [Duration::ZERO, WORK] {
             let (redlock, service, seen) = probed(stack, wait);
-            let elsewhere = redlock.lock("held").await.unwrap();
+            let _elsewhere = redlock.lock("held").await.unwrap();
             // Passing, contended, and without a key, each before and after each other.
             let requests = [
                 ("GET", "a"),
@@ -224,11 +227,8 @@ async fn passed_and_refused_requests_call_only_ready_services() {
             let name = format!("{name}, waiting {wait:?}");
             let (one_by_one, at_once) = sequentially_then_at_once(&name, service, &requests).await;
             let expected = [200, 423, 400, 423, 200, 200];
-            assert_eq!(one_by_one, expected, "{name}");
-            assert_eq!(at_once, expected, "{name}");
-            assert_eq!(seen.calls.load(Ordering::Relaxed), 6, "{name}");
-            assert_eq!(seen.unready_calls.load(Ordering::Relaxed), 0, "{name}");
-            drop(elsewhere);
+            assert_eq!([&*one_by_one, &*at_once], [expected; 2], "{name}");
+            assert_eq!(seen.calls(), (6, 0), "{name}");
         }
     }
 }
@@ -248,7 +248,7 @@ async fn dropped_request_leaves_the_service_usable() {
         }
         let last = timeout(DEADLOCK, send(&mut service, request("POST", "a"))).await;
         assert_eq!(last, Ok(200), "{name}");
-        assert_eq!(seen.unready_calls.load(Ordering::Relaxed), 0, "{name}");
+        assert_eq!(seen.calls().1, 0, "{name}");
     }
 }
 
@@ -275,111 +275,45 @@ async fn waiting_request_holds_no_concurrency_permit_and_no_buffer_slot() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn lock_granted_before_readiness_is_kept_until_the_service_is_ready() {
-    let redlock = Redlock::in_memory(3);
-    let limited = ConcurrencyLimit::new(Probe::default(), 1);
-    let mut service = layer(&redlock).wait(WAIT).layer(limited.clone());
-    let mut asking = pin!(service.ready().await.unwrap().call(request("POST", "a")));
-    // In wait mode the call has returned its permit, and another caller took it.
-    let mut busy = limited;
-    let permit = timeout(DEADLOCK, busy.ready()).await;
-    permit.expect("the permit is free").unwrap();
-    for _ in 0..5 {
-        assert!(poll!(&mut asking).is_pending());
-        sleep(WORK).await;
-    }
-    let refused = redlock.try_lock("a").await;
-    assert_matches!(refused, Err(LockError::Contended { .. }));
-
-    drop(busy);
-    let response = asking.await.unwrap();
-    response.into_body().collect().await.unwrap();
-    drop(redlock.try_lock("a").await.unwrap());
+/// A service whose readiness fails from the second time on, and so does each of its calls.
+#[derive(Debug, Clone, Default)]
+struct Failing {
+    was_ready: bool,
 }
-
-/// A service whose readiness has failed for good.
-#[derive(Debug, Clone)]
-struct NeverReady;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Custom(u8);
-
-impl fmt::Display for Custom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "custom error {}", self.0)
-    }
+enum Custom {
+    Readiness,
+    Call,
 }
 
-impl std::error::Error for Custom {}
-
-impl Service<Request<Plain>> for NeverReady {
+impl Service<Request<Plain>> for Failing {
     type Response = Response<Plain>;
     type Error = Custom;
     type Future = std::future::Ready<Result<Response<Plain>, Custom>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Custom>> {
-        Poll::Ready(Err(Custom(9)))
+        if std::mem::replace(&mut self.was_ready, true) {
+            return Poll::Ready(Err(Custom::Readiness));
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, _: Request<Plain>) -> Self::Future {
-        panic!("it was never ready")
+        std::future::ready(Err(Custom::Call))
     }
 }
 
+/// In wait mode the layer asks a clone for readiness itself, once it has the lock.
 #[tokio::test(start_paused = true)]
-async fn poll_ready_error_is_the_inner_error_and_leaves_no_lock() {
-    let redlock = Redlock::in_memory(3);
-    let mut service = layer(&redlock).wait(WAIT).layer(NeverReady);
-    assert_eq!(service.ready().await.err(), Some(Custom(9)));
-    // Against the law, but what a call of a service that failed meanwhile looks like: in wait mode
-    // the layer asks for readiness itself once it has the lock.
-    let failed = service.call(request("POST", "a")).await;
-    assert_eq!(failed.err(), Some(Custom(9)));
-    assert_eq!(redlock.drain(DEADLOCK).await.held, []);
-}
-
-#[tokio::test(start_paused = true)]
-async fn inner_service_error_keeps_its_type() {
-    let redlock = Redlock::in_memory(3);
-    let inner = tower::service_fn(|request: Request<Plain>| async move {
-        match request.headers().get("x-fail") {
-            Some(_) => Err(Custom(7)),
-            None => Ok(Response::new(Plain::from("done"))),
-        }
-    });
-    let service = layer(&redlock).layer(inner);
-    let done = service.clone().oneshot(request("POST", "a")).await;
-    let done = done.unwrap().into_body().collect().await.unwrap();
-    assert_eq!(done.to_bytes(), "done");
-
-    let mut failing = request("POST", "a");
-    failing.headers_mut().insert("x-fail", "1".parse().unwrap());
-    let error: Custom = service.oneshot(failing).await.unwrap_err();
-    assert_eq!(error, Custom(7));
-    assert_eq!(redlock.drain(DEADLOCK).await.held, []);
-}
-
-#[tokio::test(start_paused = true)]
-async fn layer_fits_routers_routes_and_service_builders_without_an_error_handler() {
-    let redlock = Redlock::in_memory(3);
-    let lock = || RedlockLayer::new(redlock.clone(), ("account", key::path("id")));
-    let handler = || async { "done" };
-    let route: MethodRouter = post(handler).layer(lock());
-    let stack = ServiceBuilder::new().layer(lock()).concurrency_limit(1);
-    let router: Router = Router::new().route("/{id}", post(handler));
-    for (name, app) in [
-        ("Router::layer", router.clone().layer(lock())),
-        ("Router::route_layer", router.clone().route_layer(lock())),
-        ("MethodRouter::layer", Router::new().route("/{id}", route)),
-        ("ServiceBuilder", router.layer(stack)),
-    ] {
-        let elsewhere = redlock.lock(("account", "7")).await.unwrap();
-        let refused = support::send(&app, "POST", "/7").await;
-        assert_eq!(refused.status, 423, "{name}");
-        elsewhere.release().await.unwrap();
-        let served = support::send(&app, "POST", "/7").await;
-        assert_eq!(served.status, 200, "{name}");
+async fn errors_of_the_inner_service_keep_their_type_and_leave_no_lock() {
+    for (wait, expected) in [(Duration::ZERO, Custom::Call), (WAIT, Custom::Readiness)] {
+        let redlock = Redlock::in_memory(3);
+        let mut service = layer(&redlock).wait(wait).layer(Failing::default());
+        let ready = service.ready().await.unwrap();
+        assert_eq!(ready.call(request("POST", "a")).await.err(), Some(expected));
+        assert_eq!(service.ready().await.err(), Some(Custom::Readiness));
+        assert_eq!(redlock.drain(DEADLOCK).await.held, []);
     }
 }
 
