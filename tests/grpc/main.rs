@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::HeaderMap;
 use support::{ms, secs, set_all};
 use tokio::net::TcpListener;
-use tokio::task::AbortHandle;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
 use tonic::{Code, Request, Response, Status};
@@ -37,37 +35,17 @@ impl Bank for Slow {
     }
 }
 
-struct Service {
-    addr: SocketAddr,
-    serving: AbortHandle,
-}
-
-impl Service {
-    async fn start(redlock: &Redlock, key: impl KeyExtractor) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        let server = Server::builder()
-            .layer(RedlockLayer::new(redlock.clone(), key))
-            .add_service(BankServer::new(Slow))
-            .serve_with_incoming(incoming);
-        let serving = tokio::spawn(async move { server.await.unwrap() });
-        Self {
-            addr,
-            serving: serving.abort_handle(),
-        }
-    }
-
-    async fn client(&self) -> BankClient<Channel> {
-        let url = format!("http://{}", self.addr);
-        BankClient::connect(url).await.unwrap()
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        self.serving.abort();
-    }
+/// Starts a service, and returns a client of it; both end with the runtime of the test.
+async fn serve(redlock: &Redlock, key: impl KeyExtractor) -> BankClient<Channel> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let server = Server::builder()
+        .layer(RedlockLayer::new(redlock.clone(), key))
+        .add_service(BankServer::new(Slow))
+        .serve_with_incoming(incoming);
+    tokio::spawn(async move { server.await.unwrap() });
+    BankClient::connect(url).await.unwrap()
 }
 
 fn redlock(nodes: &ScriptedNodes) -> Redlock {
@@ -96,8 +74,8 @@ async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 #[tokio::test]
 async fn contended_grpc_call_is_aborted_with_retry_info() {
     let nodes = ScriptedNodes::new(3);
-    let service = Service::start(&redlock(&nodes), account()).await;
-    let (mut one, mut other) = (service.client().await, service.client().await);
+    let mut one = serve(&redlock(&nodes), account()).await;
+    let mut other = one.clone();
     let first = one.withdraw(withdraw("alice", 60_000));
     let second = async {
         wait_until("held", || nodes.locks() == [1, 1, 1]).await;
@@ -125,10 +103,9 @@ async fn contended_grpc_call_is_aborted_with_retry_info() {
 async fn every_rejection_has_its_grpc_code() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
-    let service = Service::start(&redlock, account()).await;
-    let refused = async |service: &Service, account: &str| {
-        let mut client = service.client().await;
-        let answer = client.withdraw(withdraw(account, 0)).await;
+    let bank = serve(&redlock, account()).await;
+    let refused = async |bank: &BankClient<Channel>, account: &str| {
+        let answer = bank.clone().withdraw(withdraw(account, 0)).await;
         let refusal = answer.unwrap_err();
         let retry = refusal.get_details_retry_info();
         let delay = retry.map(|retry| retry.retry_delay.unwrap().as_secs());
@@ -136,20 +113,18 @@ async fn every_rejection_has_its_grpc_code() {
     };
     let says = |code, message: &str, delay| (code, message.to_owned(), delay);
     let no_key = says(Code::InvalidArgument, "key-missing", None);
-    assert_eq!(refused(&service, "").await, no_key);
-    let no_router = Service::start(&redlock, key::path("id")).await;
+    assert_eq!(refused(&bank, "").await, no_key);
+    let no_router = serve(&redlock, key::path("id")).await;
     let mistake = says(Code::Internal, "misconfigured", None);
     assert_eq!(refused(&no_router, "alice").await, mistake);
-    nodes.set(0, Gate::Down);
-    nodes.set(1, Gate::Down);
+    (0..2).for_each(|node| nodes.set(node, Gate::Down));
     // The time at which the nodes recover is unknown.
     let no_quorum = says(Code::Unavailable, "lock-unavailable", Some(1));
-    assert_eq!(refused(&service, "alice").await, no_quorum);
-    nodes.set(0, Gate::Ready);
-    nodes.set(1, Gate::Ready);
+    assert_eq!(refused(&bank, "alice").await, no_quorum);
+    (0..2).for_each(|node| nodes.set(node, Gate::Ready));
     assert!(redlock.drain(SOON).await.is_clean());
     let draining = says(Code::Unavailable, "shutting-down", Some(1));
-    assert_eq!(refused(&service, "alice").await, draining);
+    assert_eq!(refused(&bank, "alice").await, draining);
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
@@ -158,9 +133,9 @@ async fn every_rejection_has_its_grpc_code() {
 async fn sequential_grpc_client_of_two_servers_is_never_refused() {
     let nodes = ScriptedNodes::new(3);
     set_all(&nodes, OpKind::Release, Gate::Slow(ms(5)));
-    let one = Service::start(&redlock(&nodes), account()).await;
-    let other = Service::start(&redlock(&nodes), account()).await;
-    let mut clients = [one.client().await, other.client().await];
+    let one = serve(&redlock(&nodes), account()).await;
+    let other = serve(&redlock(&nodes), account()).await;
+    let mut clients = [one, other];
     let mut last = 0;
     for turn in 0..50 {
         for client in &mut clients {
@@ -174,33 +149,15 @@ async fn sequential_grpc_client_of_two_servers_is_never_refused() {
 }
 
 #[tokio::test]
-async fn grpc_call_over_its_deadline_releases_the_lock() {
-    let nodes = ScriptedNodes::new(3);
-    let service = Service::start(&redlock(&nodes), account()).await;
-    let mut client = service.client().await;
-    let mut call = withdraw("alice", 60_000);
-    // The client gives up by itself, and the server at the same time.
-    call.set_timeout(ms(300));
-    let held = wait_until("held", || nodes.locks() == [1, 1, 1]);
-    let (answer, ()) = tokio::join!(client.withdraw(call), held);
-    let timeout = answer.unwrap_err();
-    assert_eq!(timeout.message(), "Timeout expired", "{timeout:?}");
-    wait_until("free", || nodes.locks() == [0, 0, 0]).await;
-    client.withdraw(withdraw("alice", 0)).await.unwrap();
-}
-
-#[tokio::test]
 async fn lock_lost_during_a_grpc_call_aborts_it() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).ttl(ms(600));
     let redlock = redlock.node_timeout(ms(300)).build().unwrap();
-    let service = Service::start(&redlock, account()).await;
-    let mut client = service.client().await;
+    let mut client = serve(&redlock, account()).await;
     let call = client.withdraw(withdraw("alice", 60_000));
     let wipe = async {
         wait_until("held", || nodes.locks() == [1, 1, 1]).await;
-        nodes.wipe(0);
-        nodes.wipe(1);
+        (0..2).for_each(|node| nodes.wipe(node));
     };
     let (answer, ()) = tokio::join!(call, wipe);
     let refusal = answer.unwrap_err();

@@ -34,23 +34,15 @@ async fn tls_server_of_a_private_authority_grants_locks() {
         return;
     };
     let client = Some(authority.certify("client"));
-    let redlock = unguarded()
-        .pool(tls_pool(&url, &authority, client))
-        .build()
-        .unwrap();
+    let redlock = with_pool(&url, &authority, client).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
     assert!(server.exists("redlock:{k}"));
     guard.extend(secs(10)).await.unwrap();
     assert_eq!(guard.release().await, Ok(Released::Freed));
     assert!(!server.exists("redlock:{k}"));
 
-    let anonymous = unguarded()
-        .pool(tls_pool(&url, &authority, None))
-        .build()
-        .unwrap();
-    let refused = anonymous.try_lock("k").await.unwrap_err().to_string();
+    let refused = why_unreachable(with_pool(&url, &authority, None)).await;
     assert!(refused.contains("pool-0"), "{refused}");
-    println!("without a client certificate: {refused}");
 }
 
 #[tokio::test]
@@ -60,27 +52,18 @@ async fn tls_server_of_an_unknown_authority_is_refused_by_name_and_reason() {
     let Some(url) = authority.serve_tls(&server, "no") else {
         return;
     };
-    let by_pool = unguarded().pool(tls_pool(&url, &Authority::new("another authority"), None));
+    let by_pool = with_pool(&url, &Authority::new("another authority"), None);
     // The system's roots.
     let by_url = unguarded().url(&url);
     let address = url.trim_start_matches("rediss://");
     for (builder, node) in [(by_pool, "pool-0"), (by_url, address)] {
-        let refused = builder
-            .build()
-            .unwrap()
-            .try_lock("k")
-            .await
-            .unwrap_err()
-            .to_string();
-        println!("{refused}");
-        assert!(
-            refused.contains(&format!("{node} is unreachable")),
-            "{refused}"
-        );
-        assert!(
-            refused.contains("invalid peer certificate: UnknownIssuer"),
-            "{refused}"
-        );
+        let refused = why_unreachable(builder).await;
+        for part in [
+            &format!("{node} is unreachable"),
+            "invalid peer certificate: UnknownIssuer",
+        ] {
+            assert!(refused.contains(part), "{refused}");
+        }
     }
 }
 
@@ -118,11 +101,8 @@ async fn tls_carries_locks_subscriptions_and_records() {
         (PLAIN_URL, plain.as_str()),
         ("SSL_CERT_FILE", file.to_str().unwrap()),
     ];
-    let test = [
-        "--exact",
-        "process_that_trusts_the_authority",
-        "--nocapture",
-    ];
+    let name = "process_that_trusts_the_authority";
+    let test = ["--exact", name, "--nocapture"];
     let mut process = ChildProcess::start(env::current_exe().unwrap(), &test, &envs);
     let status = process.wait(4 * PATIENCE);
     assert!(status.success(), "{}", process.stderr());
@@ -153,7 +133,11 @@ async fn process_that_trusts_the_authority() {
 }
 
 /// As the chapter has it.
-fn tls_pool(url: &str, authority: &Authority, client_tls: Option<ClientTlsConfig>) -> Pool {
+fn with_pool(
+    url: &str,
+    authority: &Authority,
+    client_tls: Option<ClientTlsConfig>,
+) -> RedlockBuilder {
     let root_cert = Some(authority.certificate().into_bytes());
     let certificates = TlsCertificates {
         client_tls,
@@ -161,7 +145,8 @@ fn tls_pool(url: &str, authority: &Authority, client_tls: Option<ClientTlsConfig
     };
     let client = Client::build_with_tls(url, certificates).unwrap();
     let manager = Manager::new(client.get_connection_info().clone()).unwrap();
-    Pool::builder(manager).max_size(1).build().unwrap()
+    let pool = Pool::builder(manager).max_size(1).build().unwrap();
+    unguarded().pool(pool)
 }
 
 const URL: &str = "REDLOCK_TEST_TLS_URL";
