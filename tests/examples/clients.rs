@@ -1,16 +1,11 @@
 //! `grpc_client`, `reqwest_client`: the layers of the feature `client` around two clients.
 
-use support::{ChildProcess, example_path};
-
-use crate::documented::{Example, output, printed};
+use crate::documented::{Example, printed};
+use crate::grpc::run_two;
 
 #[test]
 fn second_of_two_grpc_clients_with_the_layer_waits_for_its_turn() {
-    let server = Example::start("grpc", &[]);
-    let listen = server.addr.to_string();
-    let envs = [("LISTEN", listen.as_str())];
-    let start = |_| ChildProcess::start(example_path("grpc_client"), &["alice", "5"], &envs);
-    let printed = [0, 1].map(start).map(output).join("\n");
+    let printed = run_two("grpc_client");
     let mut balances: Vec<&str> = printed.lines().collect();
     balances.retain(|line| line.contains("balance"));
     balances.sort_unstable();

@@ -1,5 +1,6 @@
 //! An example as a user meets it: started, and tried with the commands that it shows.
 
+use std::fs;
 use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
@@ -9,7 +10,7 @@ use crate::{PATIENCE, has_curl, paste_printed};
 
 /// A server that an example runs.
 pub(crate) struct Example {
-    process: ChildProcess,
+    pub(crate) process: ChildProcess,
     pub(crate) addr: SocketAddr,
 }
 
@@ -42,36 +43,18 @@ impl Example {
     }
 }
 
-/// The examples that are servers, with their sources.
-const SERVERS: [(&str, &str); 10] = [
-    (
-        "exactly_once_sql",
-        include_str!("../../examples/database/exactly_once_sql.rs"),
-    ),
-    (
-        "fenced_writes",
-        include_str!("../../examples/database/fenced_writes.rs"),
-    ),
-    (
-        "graceful_shutdown",
-        include_str!("../../examples/graceful_shutdown.rs"),
-    ),
-    (
-        "hyper_server",
-        include_str!("../../examples/hyper_server.rs"),
-    ),
-    (
-        "idempotent_payments",
-        include_str!("../../examples/idempotent_payments.rs"),
-    ),
-    ("metrics", include_str!("../../examples/metrics/metrics.rs")),
-    ("openapi", include_str!("../../examples/openapi/openapi.rs")),
-    (
-        "reverse_proxy",
-        include_str!("../../examples/reverse_proxy.rs"),
-    ),
-    ("transfer", include_str!("../../examples/transfer.rs")),
-    ("websocket", include_str!("../../examples/websocket.rs")),
+/// The examples that are servers.
+const SERVERS: [&str; 10] = [
+    "database/exactly_once_sql",
+    "database/fenced_writes",
+    "graceful_shutdown",
+    "hyper_server",
+    "idempotent_payments",
+    "metrics/metrics",
+    "openapi/openapi",
+    "reverse_proxy",
+    "transfer",
+    "websocket",
 ];
 
 #[test]
@@ -79,28 +62,30 @@ fn the_curl_lines_of_servers_answer_as_documented() {
     if !has_curl() {
         return;
     }
-    for (name, source) in SERVERS {
-        println!("the curl lines of {name}:");
-        Example::start(name, &[]).answers_as_documented(source);
+    for path in SERVERS {
+        println!("the curl lines of {path}:");
+        let name = path.rsplit('/').next().unwrap();
+        Example::start(name, &[]).answers_as_documented(&source(path));
     }
 }
 
 #[test]
 fn programs_print_the_lines_of_their_headers() {
-    let lock = include_str!("../../examples/lock_without_http.rs");
-    let pay = include_str!("../../examples/paying_client.rs");
-    let consume = include_str!("../../examples/queue_consumer.rs");
-    let deposit = include_str!("../../examples/synchronous_service.rs");
-    let deposits = ["alice=5", "bob=1", "alice=7"];
-    for (name, args, source) in [
-        ("lock_without_http", &["report"][..], lock),
-        ("paying_client", &[], pay),
-        ("queue_consumer", &[], consume),
-        ("synchronous_service", &deposits, deposit),
+    for (name, args) in [
+        ("lock_without_http", &["report"][..]),
+        ("paying_client", &[]),
+        ("queue_consumer", &[]),
+        ("synchronous_service", &["alice=5", "bob=1", "alice=7"]),
     ] {
-        let shown = lines_behind("cargo run", source).join("\n");
+        let shown = lines_behind("cargo run", &source(name)).join("\n");
         assert_eq!(masked(&printed(name, args, "")), masked(&shown), "{name}");
     }
+}
+
+/// Returns the source of an example, by its path below their folder.
+fn source(path: &str) -> String {
+    let file = format!("{}/../examples/{path}.rs", env!("CARGO_MANIFEST_DIR"));
+    fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
 /// Returns what an example prints, which succeeds.
@@ -117,7 +102,7 @@ pub(crate) fn output(mut process: ChildProcess) -> String {
 }
 
 /// The lines of a block of code in an example's header, behind the one that begins so.
-pub(crate) fn lines_behind(beginning: &str, source: &'static str) -> Vec<&'static str> {
+pub(crate) fn lines_behind<'a>(beginning: &str, source: &'a str) -> Vec<&'a str> {
     let header = source.lines().filter_map(|line| line.strip_prefix("//! "));
     let behind = header
         .skip_while(|line| !line.starts_with(beginning))

@@ -24,8 +24,9 @@ use std::time::Duration;
 
 use documented::Example;
 use nix::sys::signal::Signal;
-use serde_json::Value;
-use support::{ChildProcess, Cluster, example_path, ms, not_run, quorum, secs};
+use serde_json::{Value, json};
+use support::http::request;
+use support::{ChildProcess, Cluster, example_path, not_run, quorum, secs, wait_until};
 
 const PATIENCE: Duration = secs(20);
 
@@ -51,7 +52,7 @@ fn try_paste(line: &str) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
-/// Returns what a response of `curl -i` has below its head.
+/// Returns what a response of `curl -i` has below its head, and all of one of `curl`.
 fn body(response: &str) -> Value {
     let body = response.rsplit("\r\n\r\n").next().unwrap();
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"))
@@ -68,21 +69,14 @@ fn has_curl() -> bool {
     }
 }
 
-fn quickstart(envs: &[(&str, &str)]) -> (ChildProcess, String) {
-    let (server, addr) = ChildProcess::serve("quickstart", envs, "Ctrl-C stops it");
-    (server, format!("http://{addr}"))
-}
-
 #[test]
 fn the_curl_lines_of_the_quickstart_work_as_printed() {
     if !has_curl() {
         return;
     }
-    let (mut server, url) = quickstart(&[]);
-    let said = server.stdout();
-    assert!(said.contains(&format!(
-        "Listening on {url}, locking over 3 embedded nodes"
-    )));
+    let Example { mut process, .. } = Example::start("quickstart", &[]);
+    let said = process.stdout();
+    assert!(said.contains(", locking over 3 embedded nodes"), "{said}");
     let lines = said.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
     let [withdraw, two_at_once, ship, pay, balance, health] = lines[..] else {
@@ -117,22 +111,15 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     assert!(other.starts_with("HTTP/1.1 422"), "{other}");
     assert_eq!(body(&other)["code"], "idempotency-key-reused");
 
-    let balance: Value = serde_json::from_str(&paste_printed(balance)).unwrap();
-    assert_eq!(
-        balance,
-        serde_json::json!({"account": "alice", "balance": 95})
-    );
-    let health: Value = serde_json::from_str(&paste_printed(health)).unwrap();
+    let balance = body(&paste_printed(balance));
+    assert_eq!(balance, json!({"account": "alice", "balance": 95}));
+    let health = body(&paste_printed(health));
     assert_eq!(health["quorum"], true);
     assert_eq!(health["nodes"].as_array().unwrap().len(), 3);
 
-    server.signal(Signal::SIGTERM);
-    assert!(server.wait(PATIENCE).success());
-    assert!(
-        server
-            .stdout()
-            .contains("drained: 0 released, 0 still held")
-    );
+    process.signal(Signal::SIGTERM);
+    assert!(process.wait(PATIENCE).success());
+    process.wait_for_line("drained: 0 released, 0 still held", PATIENCE);
 }
 
 #[tokio::test]
@@ -142,7 +129,7 @@ async fn transfers_in_both_directions_lose_no_money() {
         let transfer = format!(r#"{{"from":"{from}","to":"{to}","amount":{amount}}}"#);
         let headers = [("content-type", "application/json")];
         let body = transfer.as_bytes();
-        support::http::request(example.addr, "POST", "/transfers", &headers, body).await
+        request(example.addr, "POST", "/transfers", &headers, body).await
     };
     let transfers = (0..20).map(|number| match number % 2 {
         0 => transfer("alice", "bob", number),
@@ -150,12 +137,8 @@ async fn transfers_in_both_directions_lose_no_money() {
     });
     for response in futures_util::future::join_all(transfers).await {
         // Refused, if others were there for a second.
-        assert!(
-            [200, 423].contains(&response.status.as_u16()),
-            "{}",
-            response.text()
-        );
-        if response.status == 200 {
+        if response.status != 423 {
+            assert_eq!(response.status, 200, "{}", response.text());
             let both = response.json();
             let sum = both["alice"].as_u64().unwrap() + both["bob"].as_u64().unwrap();
             assert_eq!(sum, 200, "{both}");
@@ -170,75 +153,52 @@ async fn quickstart_shares_locks_over_redis_nodes() {
     let cluster = Cluster::start(3);
     let urls = cluster.urls().join(",");
     let envs = quorum(&urls);
-    let servers = [quickstart(&envs), quickstart(&envs)];
-    let addr = |url: &str| url.strip_prefix("http://").unwrap().parse().unwrap();
-    let [one, other] = [addr(&servers[0].1), addr(&servers[1].1)];
+    let [one, other] = [(); 2].map(|()| Example::start("quickstart", &envs));
     let path = "/accounts/carol/withdraw?hold_ms=1500";
-    let first = support::http::request(one, "POST", path, &[], b"");
+    let first = request(one.addr, "POST", path, &[], b"");
     let second = async {
-        // As soon as the first has the lock.
-        while cluster.lock_keys().is_empty() {
-            tokio::time::sleep(ms(5)).await;
-        }
-        support::http::request(other, "POST", path, &[], b"").await
+        let locked = || !cluster.lock_keys().is_empty();
+        wait_until("locked", PATIENCE, locked).await;
+        request(other.addr, "POST", path, &[], b"").await
     };
     let (first, second) = tokio::join!(first, second);
-    assert_eq!(
-        [first.status, second.status].map(|it| it.as_u16()),
-        [200, 423]
-    );
+    assert_eq!((first.told().0, second.told().0), (200, 423));
 }
 
-fn lock_without_http(cluster: &Cluster, args: &[&str]) -> ChildProcess {
-    let urls = cluster.urls().join(",");
-    let envs = quorum(&urls);
-    ChildProcess::start(example_path("lock_without_http"), args, &envs)
-}
-
-fn exit_code(process: &mut ChildProcess) -> Option<i32> {
-    process.wait(PATIENCE).code()
+/// Waits for the end of a lock without HTTP, and checks its outcome and the last line that it printed.
+#[track_caller]
+fn assert_ends(mut process: ChildProcess, code: i32, line: &str) {
+    let status = process.wait(PATIENCE);
+    assert_eq!(status.code(), Some(code), "{}", process.stderr());
+    assert_eq!(process.stdout().lines().last(), Some(line));
 }
 
 #[test]
 fn lock_without_http_ends_with_the_outcome_of_its_lock() {
     let mut cluster = Cluster::start(3);
-
-    let mut free = lock_without_http(&cluster, &["report", "10"]);
-    assert_eq!(exit_code(&mut free), Some(0), "{}", free.stderr());
-    let said = free.stdout();
-    let lines: Vec<&str> = said.lines().collect();
-    let [acquired, "released report"] = lines[..] else {
-        panic!("{lines:?}");
+    let urls = cluster.urls().join(",");
+    let lock = |args: &[&str]| {
+        let program = example_path("lock_without_http");
+        ChildProcess::start(program, args, &quorum(&urls))
     };
+    let free = lock(&["report", "10"]);
+    let acquired = free.wait_for_line("acquired report", PATIENCE);
     let token = acquired.strip_prefix("acquired report token=").unwrap();
     assert!(token.parse::<u64>().is_ok(), "{token}");
+    assert_ends(free, 0, "released report");
 
-    let mut holder = lock_without_http(&cluster, &["report", "60000"]);
+    let holder = lock(&["report", "60000"]);
     holder.wait_for_line("acquired report", PATIENCE);
-    let mut contender = lock_without_http(&cluster, &["report", "10", "100"]);
-    assert_eq!(exit_code(&mut contender), Some(1), "{}", contender.stderr());
-    assert_eq!(contender.stdout(), "contended report");
+    assert_ends(lock(&["report", "10", "100"]), 1, "contended report");
 
     // Another client takes the lock on a majority; the next renewal detects it.
     for server in &cluster.servers[..2] {
         server.command(&["SET", "redlock:{report}", "foreign", "PX", "60000"]);
     }
-    assert_eq!(exit_code(&mut holder), Some(3), "{}", holder.stderr());
-    assert!(
-        holder.stdout().ends_with("\nlost report"),
-        "{}",
-        holder.stdout()
-    );
+    assert_ends(holder, 3, "lost report");
     let left = cluster.servers[0].command(&["GET", "redlock:{report}"]);
-    assert_eq!(
-        left.as_str(),
-        Some("foreign"),
-        "it is not the holder's any more"
-    );
+    assert_eq!(left.as_str(), Some("foreign"), "it is not the holder's");
 
-    cluster.servers[0].kill();
-    cluster.servers[1].kill();
-    let mut alone = lock_without_http(&cluster, &["other", "10"]);
-    assert_eq!(exit_code(&mut alone), Some(2), "{}", alone.stderr());
-    assert_eq!(alone.stdout(), "unavailable");
+    (0..2).for_each(|node| cluster.servers[node].kill());
+    assert_ends(lock(&["other", "10"]), 2, "unavailable");
 }

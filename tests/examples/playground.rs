@@ -7,8 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use support::http::request;
-use support::{Answer, ChildProcess, example_path, free_port, ms};
-use tokio::time::{sleep, timeout};
+use support::{Answer, ChildProcess, example_path, free_port, until, wait_until};
 
 use crate::PATIENCE;
 
@@ -22,11 +21,8 @@ impl Playground {
         let listen = format!("127.0.0.1:{}", free_port());
         let envs = [("LISTEN", listen.as_str())];
         let process = ChildProcess::start(example_path("playground"), args, &envs);
-        let line = process.wait_for_line("Ctrl-C ends it.", PATIENCE);
-        assert_eq!(
-            line,
-            format!("Open http://{listen} in a browser; Ctrl-C ends it.")
-        );
+        let line = format!("Open http://{listen} in a browser; Ctrl-C ends it.");
+        process.wait_for_line(&line, PATIENCE);
         let addr = listen.parse().unwrap();
         Self { process, addr }
     }
@@ -35,46 +31,26 @@ impl Playground {
         request(self.addr, "GET", path, &[], b"").await
     }
 
-    async fn execute(&self, command: &str) -> u16 {
+    async fn obey(&self, command: &str) {
         let headers = [("content-type", "application/json")];
         let answer = request(self.addr, "POST", "/commands", &headers, command.as_bytes());
-        answer.await.status.as_u16()
-    }
-
-    async fn obey(&self, command: &str) {
-        assert_eq!(self.execute(command).await, 204, "{command}");
+        assert_eq!(answer.await.status, 204, "{command}");
     }
 
     async fn state(&self) -> Value {
         self.get("/state").await.json()
     }
 
-    /// Waits until the state is as wanted.
-    async fn wait_until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        let waited = timeout(3 * PATIENCE, async {
-            loop {
-                let state = self.state().await;
-                if is_so(&state) {
-                    return state;
-                }
-                sleep(ms(50)).await;
-            }
-        });
-        waited.await.unwrap_or_else(|_| panic!("in vain: {what}"))
-    }
-
+    /// Takes a step of the tour, and returns the state at its end.
     async fn step(&self, step: usize) -> Value {
-        self.obey(&format!(r#"{{"do":"tour","step":{step}}}"#))
-            .await;
-        let state = self
-            .wait_until("a step ends", |state| state["tour"]["running"] == false)
-            .await;
-        let results = state["tour"]["results"].as_array().unwrap();
-        let result = results
-            .iter()
-            .find(|result| result["step"] == step)
-            .unwrap();
-        assert_eq!(result["ok"], true, "{result}");
+        let command = format!(r#"{{"do":"tour","step":{step}}}"#);
+        self.obey(&command).await;
+        let ended = async || self.state().await["tour"]["running"] == false;
+        until("at its end", 3 * PATIENCE, ended).await;
+        let state = self.state().await;
+        let mut results = state["tour"]["results"].as_array().unwrap().iter();
+        let is_ok = results.any(|result| result["step"] == step && result["ok"] == true);
+        assert!(is_ok, "{state}");
         state
     }
 }
@@ -118,21 +94,14 @@ async fn playground_that_is_killed_takes_its_servers_with_it() {
     }
     let servers = servers_of(id);
     assert_eq!(servers.len(), 5);
-    let alive = || {
-        servers
-            .iter()
-            .filter(|addr| TcpStream::connect(addr).is_ok())
-    };
-    assert_eq!(alive().count(), 4);
+    let is_alive = |addr: &&SocketAddr| TcpStream::connect(addr).is_ok();
+    let alive = || servers.iter().filter(is_alive).count();
+    assert_eq!(alive(), 4);
 
     playground.process.signal(Signal::SIGKILL);
     playground.process.wait(PATIENCE);
-    let ended = timeout(PATIENCE, async {
-        while alive().count() > 0 || !servers_of(id).is_empty() {
-            sleep(ms(50)).await;
-        }
-    });
-    ended.await.expect("no server and no directory is left");
+    let ended = || alive() == 0 && servers_of(id).is_empty();
+    wait_until("without a server and a directory", PATIENCE, ended).await;
 }
 
 /// The addresses of a playground's servers, by the names of their directories.
