@@ -84,45 +84,39 @@ impl Page {
 
     /// Waits for so long until there is an element.
     pub async fn see_within(&self, selector: &str, patience: Duration) {
-        let found = format!("document.querySelector({})", json!(selector));
-        self.wait_longer_for(selector, &found, patience).await;
+        self.wait_longer_for(selector, &one(selector), patience)
+            .await;
     }
 
     /// Waits until there are so many elements.
     pub async fn see_count(&self, selector: &str, count: usize) {
-        let all = format!("document.querySelectorAll({})", json!(selector));
-        let what = format!("{count} of {selector}");
-        self.wait_for(&what, &format!("{all}.length === {count}"))
-            .await;
+        let is_so = format!("{}.length === {count}", all(selector));
+        self.wait_for(&is_so, &is_so).await;
     }
 
     /// Waits until an element has a text.
     pub async fn see_text(&self, selector: &str, text: &str) {
-        let shown = format!("document.querySelector({})?.textContent", json!(selector));
-        let is_shown = format!("{shown} === {}", json!(text));
-        self.wait_for(&format!("{text:?} in {selector}"), &is_shown)
-            .await;
+        let is_shown = format!("{}?.textContent === {}", one(selector), json!(text));
+        self.wait_for(&is_shown, &is_shown).await;
     }
 
     /// Waits until an element has a text that matches a regular expression.
     pub async fn see_match(&self, selector: &str, pattern: &str) {
-        let shown = format!("document.querySelector({})?.textContent", json!(selector));
-        let is_shown = format!("/{pattern}/.test({shown})");
-        self.wait_for(&format!("{pattern} in {selector}"), &is_shown)
-            .await;
+        let is_shown = format!("/{pattern}/.test({}?.textContent)", one(selector));
+        self.wait_for(&is_shown, &is_shown).await;
     }
 
     /// Returns how many elements there are.
     pub async fn count(&self, selector: &str) -> u64 {
-        let all = format!("document.querySelectorAll({})", json!(selector));
-        let count = self.run(&format!("return {all}.length")).await;
+        let script = format!("return {}.length", all(selector));
+        let count = self.run(&script).await;
         count.as_u64().expect("a length is a number")
     }
 
     /// Returns the text of an element.
     pub async fn text(&self, selector: &str) -> String {
-        let element = format!("document.querySelector({})", json!(selector));
-        let text = self.run(&format!("return {element}.textContent")).await;
+        let script = format!("return {}.textContent", one(selector));
+        let text = self.run(&script).await;
         text.as_str().expect("an element has a text").to_owned()
     }
 
@@ -212,6 +206,16 @@ impl Page {
             .await;
         answer.unwrap_or_else(|error| panic!("{command}: {error}"))
     }
+}
+
+/// The expression for the first element.
+fn one(selector: &str) -> String {
+    format!("document.querySelector({})", json!(selector))
+}
+
+/// The expression for all elements.
+fn all(selector: &str) -> String {
+    format!("document.querySelectorAll({})", json!(selector))
 }
 
 /// What the page shows while it gets the server's states.
