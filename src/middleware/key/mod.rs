@@ -6,7 +6,9 @@ mod header;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use extractor::{Described, named, present};
+pub(crate) use extractor::present;
+#[cfg(feature = "axum")]
+pub(crate) use extractor::{Described, named};
 pub use extractor::{KeyExtractor, each, from_fn, literal};
 #[cfg(feature = "json")]
 pub use form::json_pointer;
