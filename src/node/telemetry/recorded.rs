@@ -31,12 +31,19 @@ pub(crate) fn describe<'a>(groups: impl Iterator<Item = &'a Arc<str>>) {
     }
     gauge!(HELD).increment(0.0);
     gauge!(WAITERS).increment(0.0);
-    GROUPS.lock().extend(groups.map(Arc::clone));
+    let added: Vec<_> = {
+        let mut known = GROUPS.lock();
+        let added = groups.filter(|group| known.insert(Arc::clone(group)));
+        added.collect()
+    };
     // Of a group and a resource that are registered at once, the one that comes last meets the other here.
     let resources = RESOURCES.lock().clone();
-    for (resource, has_records) in resources.into_iter().chain([(UNNAMED, false)]) {
-        register(resource, has_records);
+    for (resource, has_records) in resources {
+        for group in &added {
+            register_in(resource, has_records, Some(group));
+        }
     }
+    register(UNNAMED, false);
 }
 
 /// Registers the metrics of a kind of resource, so that they can be seen before anything has been counted.
