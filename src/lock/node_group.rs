@@ -128,6 +128,8 @@ macro_rules! node_setters {
 
             /// Adds `count` nodes in the memory of this process.
             pub fn embedded(self, count: usize) -> Self {
+                // One too many is refused when they are made, and more as well.
+                let count = count.min($crate::protocol::NodeSet::MAX + 1);
                 self.with_sources(vec![Source::Embedded; count])
             }
 
