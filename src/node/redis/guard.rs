@@ -22,8 +22,8 @@
 //! then, no quarantine, and is trusted if it does not tell its run id.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use deadpool_redis::redis::{Value, cmd, from_redis_value, pipe};
@@ -47,8 +47,8 @@ pub(crate) struct Guard {
     warned_of_eviction: Mutex<BTreeSet<Arc<str>>>,
     /// Whether any two nodes are one server. Almost never, but every request checks it.
     has_duplicates: AtomicBool,
-    /// Logs that duplicates may go unnoticed.
-    warning: Once,
+    /// Whether it has been logged that duplicates may go unnoticed.
+    has_warned: AtomicBool,
     epoch: Epoch,
 }
 
@@ -60,7 +60,7 @@ impl Guard {
             admissions: Mutex::new(Admissions::new(window)),
             warned_of_eviction: Mutex::default(),
             has_duplicates: AtomicBool::new(false),
-            warning: Once::new(),
+            has_warned: AtomicBool::new(false),
             epoch: Epoch::default(),
         })
     }
@@ -93,7 +93,8 @@ impl Guard {
         let (run_id, uptime) = match identity {
             Err(why) if !is_guarded => {
                 self.forget(node);
-                self.warning.call_once(|| {
+                // Relaxed: one swap decides who logs. A `Once` would stay poisoned by a subscriber that panics.
+                if !self.has_warned.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         node = &**node,
                         %why,
@@ -101,7 +102,7 @@ impl Guard {
                          is not noticed; permit INFO, or make sure that every server is listed once and is not in \
                          cluster mode"
                     );
-                });
+                }
                 return Ok(Default::default());
             }
             identity => identity?,
