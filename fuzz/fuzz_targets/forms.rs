@@ -32,15 +32,14 @@ fuzz_target!(|data: &[u8]| {
     let Ok(content_type) = HeaderValue::from_bytes(content_type) else {
         return;
     };
-    request
-        .headers_mut()
-        .insert(CONTENT_TYPE, content_type.clone());
+    let headers = request.headers_mut();
+    headers.insert(CONTENT_TYPE, content_type.clone());
     let (parts, ()) = request.into_parts();
     let extracted = key::form_field("id").extract(&parts);
     let essence = content_type.as_bytes().split(|byte| *byte == b';').next();
     let essence = essence.unwrap_or_default().trim_ascii();
     let is_form = essence.eq_ignore_ascii_case(b"application/x-www-form-urlencoded");
-    if is_form && std::str::from_utf8(form).is_ok() && content_type.to_str().is_ok() {
+    if is_form && std::str::from_utf8(form).is_ok() {
         compare(&extracted, form);
     } else {
         assert!(extracted.is_err());
