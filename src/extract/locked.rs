@@ -259,7 +259,7 @@ impl RequestLocks {
         options.label.get_or_insert(UNNAMED);
         let (handles, redlock) = (&self.handles, &self.redlock);
         let locking = LockHandles::lock(Some(handles), redlock, keys, options.clone(), None);
-        match async { locking?.await }.await {
+        match locking.await {
             Ok(guard) => {
                 // The loss of the lock does not stop the handler.
                 handles.add(&guard.handle(), OnLost::Notify);

@@ -105,7 +105,9 @@ opaque_debug! { LockRequest [keys = keys, options = options] }
 /// grant are released in the background. A future that is neither polled nor dropped keeps its place, as with any
 /// fair lock; a lock that was granted to it meanwhile is held until it is dropped, or `max_hold` is over.
 #[must_use = "futures do nothing unless awaited"]
-pub struct LockFuture(Pin<Box<dyn Future<Output = Result<LockGuard, LockError>> + Send>>);
+pub struct LockFuture(
+    pub(crate) Pin<Box<dyn Future<Output = Result<LockGuard, LockError>> + Send>>,
+);
 
 impl Future for LockFuture {
     type Output = Result<LockGuard, LockError>;

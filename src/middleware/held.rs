@@ -9,10 +9,10 @@
 //! Requests must not wait for each other in a circle. A request that holds locks waits for further keys only if
 //! these come after all keys that it holds in the order of the service, and if all its locks are of one service; otherwise it tries once.
 
-use std::mem;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Extensions;
@@ -34,14 +34,6 @@ use crate::protocol::{LockKey, LockKeys};
 /// removes `LockHandles` from the extensions first.
 #[derive(Debug, Clone)]
 pub struct LockHandles(Arc<Mutex<Vec<(LockHandle, OnLost)>>>);
-
-/// A lock that is asked for on behalf of a request.
-pub(crate) struct Locking {
-    /// Resolves to the lock of the keys that the request does not hold, if there are any.
-    missing: Option<LockFuture>,
-    /// Shares of the locks that have the others.
-    shared: Vec<LockGuard>,
-}
 
 /// A share of a lock that a request holds, with the effect of its loss.
 ///
@@ -104,14 +96,14 @@ impl LockHandles {
     ///
     /// # Errors
     ///
-    /// Returns [`LockError::HeldShared`] if the request holds a key as a reader, and asks for it alone.
+    /// Resolves to [`LockError::HeldShared`] if the request holds a key as a reader, and asks for it alone.
     pub(crate) fn lock(
         handles: Option<&Self>,
         redlock: &Redlock,
         keys: LockKeys,
         options: LockOptions,
         waiters: Option<&Arc<WaiterCap>>,
-    ) -> Result<Locking, LockError> {
+    ) -> LockFuture {
         let options = redlock.request_options(options);
         let request = |missing: LockKeys, may_wait: bool| {
             let wait = options.wait.filter(|_| may_wait).or(Some(Duration::ZERO));
@@ -121,10 +113,7 @@ impl LockHandles {
         };
         let handles = handles.map(Self::to_vec).unwrap_or_default();
         if handles.is_empty() {
-            return Ok(Locking {
-                missing: Some(request(keys, true)),
-                shared: Vec::new(),
-            });
+            return request(keys, true);
         }
         // With a share of a lost lock, a handler would start without a lock.
         let valid = handles.iter().filter(|handle| handle.is_valid());
@@ -140,40 +129,35 @@ impl LockHandles {
         if let Access::Slot(count) = access {
             // The keys of a slot are others than these.
             let may_wait = comes_after(&first_slots(&keys));
-            let slot = held.into_iter().find(|held| held.is_slot_of(&keys, count));
-            return Ok(Locking {
-                missing: slot.is_none().then(|| request(keys, may_wait)),
-                shared: slot.into_iter().collect(),
-            });
+            let mut held = held.into_iter();
+            return match held.find(|held| held.is_slot_of(&keys, count)) {
+                Some(slot) => LockFuture(Box::pin(ready(Ok(slot)))),
+                None => request(keys, may_wait),
+            };
         }
         let is_wanted =
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
         let is_of_reader = |guard: &&LockGuard| guard.lease().spec.lease.access == Access::Shared;
         if access == Access::Exclusive && held.iter().filter(is_of_reader).any(is_wanted) {
-            return Err(LockError::HeldShared);
+            return LockFuture(Box::pin(ready(Err(LockError::HeldShared))));
         }
         let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
         let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
         let may_wait = comes_after(&missing);
-        let shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
-        // No keys at all are an error of the request.
-        let is_complete = missing.as_slice().is_empty() && !shared.is_empty();
-        Ok(Locking {
-            missing: (!is_complete).then(|| request(missing, may_wait)),
-            shared,
-        })
-    }
-}
-
-impl Future for Locking {
-    type Output = Result<LockGuard, LockError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let first = match &mut self.missing {
-            Some(missing) => ready!(Pin::new(missing).poll(context))?,
-            None => self.shared.remove(0),
-        };
-        Poll::Ready(Ok(first.with_others(mem::take(&mut self.shared))))
+        let mut shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
+        if shared.is_empty() {
+            // With no keys at all, it resolves to an error.
+            return request(missing, may_wait);
+        }
+        let is_complete = missing.as_slice().is_empty();
+        let missing = (!is_complete).then(|| request(missing, may_wait));
+        LockFuture(Box::pin(async move {
+            let first = match missing {
+                Some(missing) => missing.await?,
+                None => shared.remove(0),
+            };
+            Ok(first.with_others(shared))
+        }))
     }
 }
 

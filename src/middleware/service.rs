@@ -30,11 +30,11 @@ use http_body_util::Full;
 use pin_project::pin_project;
 use tower::{BoxError, Service};
 
-use crate::lock::{LockError, LockHandle, LockOptions};
+use crate::lock::{LockError, LockFuture, LockHandle, LockOptions};
 use crate::middleware::body::{LockBody, declared_length};
 use crate::middleware::calls::{CallToken, CallTracker};
 use crate::middleware::config::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt};
-use crate::middleware::held::{HeldShare, LockHandles, Locking};
+use crate::middleware::held::{HeldShare, LockHandles};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::RequestKind;
 use crate::middleware::token_header;
@@ -91,8 +91,7 @@ where
                 future.is_ready = options.wait.is_none_or(|wait| wait.is_zero());
                 let (redlock, waiters) = (&config.redlock, config.waiters.as_ref());
                 let locking = LockHandles::lock(handles, redlock, keys, options.clone(), waiters);
-                let locking = locking.map_err(|error| config.refusal(error, &options));
-                locking.map(|locking| (locking, options))
+                Ok((locking, options))
             }
             Err(rejection) => Err(rejection),
             Ok(Err(reason)) => {
@@ -137,7 +136,7 @@ where
     /// Of an idempotency layer outside.
     tracker: Option<Arc<CallTracker>>,
     /// Until the lock is acquired, with the options of its request; or why it is not requested.
-    locking: Option<Result<(Locking, LockOptions), Rejection>>,
+    locking: Option<Result<(LockFuture, LockOptions), Rejection>>,
     /// Until the inner service is called.
     waiting: Option<(S, Request<ReqBody>)>,
     /// Whether the inner service was made ready before the wait.
