@@ -7,7 +7,6 @@
 //! response. That response takes the call back: a handler that returns it has had no effect.
 
 use std::any::type_name;
-use std::ops::Deref;
 
 use axum::extract::{
     Extension, FromRef, FromRequest, FromRequestParts, OptionalFromRequest,
@@ -184,6 +183,11 @@ impl<T: LockResource> utoipa::IntoResponses for Locked<T> {
 ///     }
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say which resource to lock",
+    label = "`Locked` needs `LockResource` for this",
+    note = "implement `tower_redlock::LockResource` for the type inside of `Path`, `Query`, `Json`, `Form`, `Extension` or `State`; a `u64` or a tuple needs a type of your own around it"
+)]
 pub trait LockResource {
     /// Returns the keys to lock, all or nothing.
     ///
@@ -198,35 +202,24 @@ pub trait LockResource {
     }
 }
 
-/// An extractor of axum around what it extracts. Of a type that is neither that nor a [`LockResource`], the compiler says that
-/// it is not this trait.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` does not say which resource to lock",
-    label = "`Locked` needs `LockResource` for this",
-    note = "implement `tower_redlock::LockResource` for the type inside of `Path`, `Query`, `Json`, `Form`, `Extension` or `State`; a `u64` or a tuple needs a type of your own around it"
-)]
-#[expect(
-    unnameable_types,
-    reason = "the crate implements it, for a closed list of extractors"
-)]
-pub trait Wrapper: Deref<Target: LockResource> {}
+/// Makes an extractor of axum around a resource a resource.
+macro_rules! around_resource {
+    ($($extractor:ident)+) => {$(
+        // The text at the trait names them all.
+        #[doc(hidden)]
+        impl<T: LockResource> LockResource for $extractor<T> {
+            fn lock_keys(&self) -> LockKeys {
+                self.0.lock_keys()
+            }
 
-impl<T: LockResource> Wrapper for Path<T> {}
-impl<T: LockResource> Wrapper for Query<T> {}
-impl<T: LockResource> Wrapper for Extension<T> {}
-impl<T: LockResource> Wrapper for State<T> {}
-impl<T: LockResource> Wrapper for Json<T> {}
-impl<T: LockResource> Wrapper for Form<T> {}
-
-impl<W: Wrapper> LockResource for W {
-    fn lock_keys(&self) -> LockKeys {
-        self.deref().lock_keys()
-    }
-
-    fn options(&self) -> LockOptions {
-        self.deref().options()
-    }
+            fn options(&self) -> LockOptions {
+                self.0.options()
+            }
+        }
+    )+};
 }
+
+around_resource! { Path Query Extension State Json Form }
 
 /// The parts of a request that its locks need. Kept apart, because the extractor of the resource may consume the
 /// request.

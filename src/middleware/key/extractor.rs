@@ -316,52 +316,25 @@ where
     extract
 }
 
-/// What is an extractor without being made one: a literal, a tuple of extractors, a closure, a pointer.
-///
-/// # Design
-///
-/// One implementation of [`KeyExtractor`] for all of them, instead of one for each, keeps its page short: each would
-/// repeat all of its methods.
-#[expect(
-    unnameable_types,
-    reason = "the crate implements it, for a closed list of types"
-)]
-pub trait KeyPart: Send + Sync + 'static {
-    /// As [`KeyExtractor::extract`].
-    fn find(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError>;
-
-    /// As [`KeyExtractor::describe`].
-    fn description(&self) -> Description {
-        Description::default()
-    }
-}
-
-impl<P: KeyPart> KeyExtractor for P {
-    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        self.find(parts)
-    }
-
-    fn describe(&self) -> Description {
-        self.description()
-    }
-}
-
-impl<F, K> KeyPart for F
+// The list at the trait names them all; the page would repeat all methods of the trait for each.
+#[doc(hidden)]
+impl<F, K> KeyExtractor for F
 where
     F: Fn(&Parts) -> K + Send + Sync + 'static,
     K: IntoKeys,
 {
-    fn find(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         self(parts).into_keys()
     }
 }
 
-impl KeyPart for &'static str {
-    fn find(&self, _: &Parts) -> Result<Option<LockKeys>, KeyError> {
+#[doc(hidden)]
+impl KeyExtractor for &'static str {
+    fn extract(&self, _: &Parts) -> Result<Option<LockKeys>, KeyError> {
         self.into_keys()
     }
 
-    fn description(&self) -> Description {
+    fn describe(&self) -> Description {
         Description {
             label: Some(self),
             // An empty literal names no resource.
@@ -391,12 +364,13 @@ pub fn literal(key: impl Into<LockKey>) -> impl KeyExtractor + Clone {
     Described::new(description, move |_| Ok(Some(key.clone().into())))
 }
 
-impl KeyPart for Arc<dyn KeyExtractor> {
-    fn find(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+#[doc(hidden)]
+impl KeyExtractor for Arc<dyn KeyExtractor> {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         (**self).extract(parts)
     }
 
-    fn description(&self) -> Description {
+    fn describe(&self) -> Description {
         (**self).describe()
     }
 }
@@ -404,8 +378,9 @@ impl KeyPart for Arc<dyn KeyExtractor> {
 macro_rules! composite {
     ($($part:ident)+) => {
         #[allow(non_snake_case, reason = "the type parameters name the values too")]
-        impl<$($part: KeyExtractor),+> KeyPart for ($($part,)+) {
-            fn find(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        #[doc(hidden)]
+        impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
+            fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
                 let ($($part,)+) = self;
                 let found = [$(
                     match $part.extract(parts)?.filter(present) {
@@ -416,7 +391,7 @@ macro_rules! composite {
                 composed(&found).map(Some)
             }
 
-            fn description(&self) -> Description {
+            fn describe(&self) -> Description {
                 let ($($part,)+) = self;
                 let parts = [$($part.describe()),+].into_iter();
                 parts.reduce(|one, next| one.join(next, " and ")).unwrap_or_default()
