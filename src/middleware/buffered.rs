@@ -98,7 +98,6 @@ impl<B: Body<Data = Bytes>> ReadBody<B> {
         Self::whole(body.to_bytes(), trailers)
     }
 
-    #[cfg(any(feature = "client", feature = "idempotency"))]
     pub(crate) fn unread(body: B) -> Self {
         Self {
             rest: Some(body),

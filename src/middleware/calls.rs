@@ -63,7 +63,6 @@ impl Clone for CallToken {
 }
 
 /// What is known about the calls of a handler.
-#[cfg(feature = "idempotency")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandlerState {
     /// The handler was not called.
@@ -105,7 +104,6 @@ impl CallTracker {
     }
 
     /// Returns what is known about the calls of the handler.
-    #[cfg(feature = "idempotency")]
     pub(crate) fn handler_state(&self) -> HandlerState {
         let is_none_left = !self.has_calls();
         let is_last_stopped = self.is_last_stopped.load(Ordering::Relaxed);
@@ -119,13 +117,11 @@ impl CallTracker {
     }
 
     /// Returns whether any call was stopped midway. Its effect is unknown even if a later call answered.
-    #[cfg(feature = "idempotency")]
     pub(crate) fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Relaxed)
     }
 
     /// Returns whether there was one call at most, as far as a layer that is not of this crate could make several.
-    #[cfg(feature = "idempotency")]
     pub(crate) fn is_single(&self) -> bool {
         !self.is_stopped() && !self.is_copied.load(Ordering::Relaxed)
     }
@@ -147,7 +143,6 @@ impl CallToken {
     }
 
     /// Returns the token of a request, for an extractor that may refuse the request after it is consumed.
-    #[cfg(feature = "axum")]
     pub(crate) fn from_extensions(extensions: &Extensions) -> Option<Self> {
         let token = extensions.get::<Self>()?;
         Some(Self {
@@ -158,7 +153,6 @@ impl CallToken {
     }
 
     /// Records that the request may reach the handler, of an extractor that does not refuse it.
-    #[cfg(feature = "axum")]
     pub(crate) fn accept(&self) {
         // The call that a retry repeats may have been taken back. Several extractors of a request count one call.
         if self.is_taken.load(Ordering::Relaxed) && !self.has_call.swap(true, Ordering::Relaxed) {
@@ -189,7 +183,7 @@ impl CallToken {
     }
 }
 
-#[cfg(all(test, feature = "idempotency"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -259,7 +253,6 @@ mod tests {
     }
 
     /// The two extractors of a request that was sent again share its call.
-    #[cfg(feature = "axum")]
     #[test]
     fn a_retried_request_that_an_extractor_refuses_after_another_has_not_called_its_handler() {
         let (tracker, request) = tracked();

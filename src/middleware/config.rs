@@ -85,10 +85,6 @@ pub enum OnLost {
 /// Why the layer serves a request without a lock, for the log of a handler that extracts the lock; an extension of the
 /// request.
 #[derive(Clone, Copy)]
-#[cfg_attr(
-    not(feature = "axum"),
-    expect(dead_code, reason = "only extractors of axum read it")
-)]
 pub(crate) struct NotLocked(pub(crate) &'static str);
 
 impl NotLocked {

@@ -79,7 +79,6 @@ impl LockHandles {
     }
 
     /// Takes a share of every lock that the request still holds.
-    #[cfg(feature = "idempotency")]
     pub(crate) fn share(&self) -> Vec<HeldShare> {
         let held = self.0.lock();
         let shares = held.iter().filter_map(|(handle, on_lost)| {

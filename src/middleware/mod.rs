@@ -31,6 +31,11 @@
 //! request *waits* for a lock, it holds no readiness of the inner service, such as a permit of a
 //! concurrency limit or a slot of a buffer. It waits for readiness again once it has the lock.
 
+#![cfg_attr(
+    not(all(feature = "axum", feature = "client", feature = "idempotency")),
+    allow(dead_code, unused_imports, reason = "floors above use the rest")
+)]
+
 pub(crate) mod body;
 pub(crate) mod buffer;
 pub(crate) mod buffered;
@@ -56,25 +61,16 @@ pub use buffer::BufferBodyService;
 pub use buffered::ReadBody;
 #[cfg(feature = "utoipa")]
 pub(crate) use openapi::{Responses, responses};
-#[cfg(any(feature = "axum", feature = "client", feature = "idempotency"))]
-pub(crate) use response::RequestKind;
 pub use service::{RedlockService, ResponseFuture};
-#[cfg(feature = "idempotency")]
 pub(crate) use {
     body::declared_length,
     buffer::read,
     buffered::WholeBody,
-    calls::{CallTracker, HandlerState},
-    config::has_method,
-    held::HeldShare,
-    key::present,
-    response::Refusals,
-    routed::matched_no_route,
+    calls::{CallToken, CallTracker, HandlerState},
+    config::{NotLocked, OnLost, has_method},
+    held::{HeldShare, LockHandles},
+    key::{KeyExtractor, present},
+    rejection::Rejection,
+    response::{LoggedMistakes, Refusals, RejectionResponse, RequestKind},
+    routed::{matched_no_route, route_of},
 };
-#[cfg(any(feature = "axum", feature = "idempotency"))]
-pub(crate) use {
-    calls::CallToken, config::OnLost, held::LockHandles, key::KeyExtractor, rejection::Rejection,
-    response::RejectionResponse,
-};
-#[cfg(feature = "axum")]
-pub(crate) use {config::NotLocked, response::LoggedMistakes, routed::route_of};

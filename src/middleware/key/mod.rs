@@ -6,14 +6,11 @@ mod header;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use extractor::present;
-#[cfg(feature = "axum")]
-pub(crate) use extractor::{Described, named};
+pub(crate) use extractor::{Described, named, present};
 pub use extractor::{KeyExtractor, each, from_fn, literal};
 #[cfg(feature = "json")]
 pub use form::json_pointer;
 pub use form::{form_field, query};
-#[cfg(feature = "idempotency")]
 pub(crate) use header::header_text;
 #[cfg(all(test, feature = "idempotency"))]
 pub(crate) use header::tests::parts_with;
