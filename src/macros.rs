@@ -75,17 +75,6 @@ macro_rules! setters {
     )+};
 }
 
-/// Defines the setters of a layer, as above, for fields of its shared `config`.
-macro_rules! config_setters {
-    ($($(#[$attribute:meta])+ $setter:ident($argument:ident: $type:ty) => $($field:ident).+ = $value:expr;)+) => {$(
-        $(#[$attribute])+
-        pub fn $setter(mut self, $argument: $type) -> Self {
-            Arc::make_mut(&mut self.config).$($field).+ = $value;
-            self
-        }
-    )+};
-}
-
 /// Defines the setter of the ttl of a layer that locks, and others as above.
 macro_rules! layer_setters {
     ($($setters:tt)+) => {
@@ -97,9 +86,9 @@ macro_rules! layer_setters {
         /// short that clock drift uses it up.
         pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
             self.config.redlock.check_ttl(ttl)?;
-            Arc::make_mut(&mut self.config).options.ttl = Some(ttl);
+            self.config.options.ttl = Some(ttl);
             Ok(self)
         }
-        config_setters! { $($setters)+ }
+        setters! { $($setters)+ }
     };
 }

@@ -49,10 +49,26 @@ use crate::protocol::retry::{self, Retry};
 /// for its next frame is sent once, and a warning in the log says so if it would have to be sent again.
 ///
 /// A response is passed on when its head arrives. If its body breaks off later, the call is not repeated.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct RetryLockedLayer {
-    config: Arc<Config>,
+    attempts: u32,
+    deadline: Duration,
+    backoff: Retry,
+    max_body: u64,
+    on_attempt: Arc<dyn Fn(&Attempt) + Send + Sync>,
+}
+
+impl Default for RetryLockedLayer {
+    fn default() -> Self {
+        Self {
+            attempts: 10,
+            deadline: Duration::from_secs(30),
+            backoff: Retry::new(Duration::from_millis(100), Duration::from_secs(5)),
+            max_body: 2 * 1024 * 1024,
+            on_attempt: Arc::new(|_| ()),
+        }
+    }
 }
 
 impl RetryLockedLayer {
@@ -61,7 +77,7 @@ impl RetryLockedLayer {
         Self::default()
     }
 
-    config_setters! {
+    setters! {
         /// Sets how often a request is sent at most. Default: 10. Zero counts as one.
         attempts(attempts: u32) => attempts = attempts;
 
@@ -98,8 +114,8 @@ impl<S> Layer<S> for RetryLockedLayer {
     type Service = RetryLockedService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let config = Arc::clone(&self.config);
-        RetryLockedService { inner, config }
+        let settings = Arc::new(self.clone());
+        RetryLockedService { inner, settings }
     }
 }
 
@@ -137,28 +153,6 @@ pub enum Decision {
     NoTimeLeft,
 }
 
-/// The settings of a layer and its services.
-#[derive(Clone)]
-struct Config {
-    attempts: u32,
-    deadline: Duration,
-    backoff: Retry,
-    max_body: u64,
-    on_attempt: Arc<dyn Fn(&Attempt) + Send + Sync>,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            attempts: 10,
-            deadline: Duration::from_secs(30),
-            backoff: Retry::new(Duration::from_millis(100), Duration::from_secs(5)),
-            max_body: 2 * 1024 * 1024,
-            on_attempt: Arc::new(|_| ()),
-        }
-    }
-}
-
 /// Middleware that sends a request again when that is safe and can succeed.
 ///
 /// Created by [`RetryLockedLayer`](crate::client::RetryLockedLayer), which tells when.
@@ -167,7 +161,7 @@ impl Default for Config {
 #[derive(Clone)]
 pub struct RetryLockedService<S> {
     inner: S,
-    config: Arc<Config>,
+    settings: Arc<RetryLockedLayer>,
 }
 
 impl<S, B, R> Service<Request<B>> for RetryLockedService<S>
@@ -183,13 +177,13 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let clone = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, clone);
-        let config = Arc::clone(&self.config);
+        let settings = Arc::clone(&self.settings);
         Box::pin(async move {
-            let deadline = after(Instant::now(), config.deadline);
+            let deadline = after(Instant::now(), settings.deadline);
             let (parts, body) = request.into_parts();
             let mut body = ReadBody::unread(body);
             // Without waiting: the next frame of a stream may depend on the response, as in a call of gRPC with streams.
-            body.read(config.max_body).now_or_never();
+            body.read(settings.max_body).now_or_never();
             let original = body.copy();
             let mut request = Request::from_parts(parts.clone(), body);
             // The latest result that leaves it open whether the call was executed.
@@ -202,7 +196,7 @@ where
                     Ok(judge(response).await)
                 };
                 let report = |status, decision| {
-                    (config.on_attempt)(&Attempt {
+                    (settings.on_attempt)(&Attempt {
                         number,
                         status,
                         decision,
@@ -218,21 +212,21 @@ where
                 };
                 let invited = result.as_ref().ok().map(Response::headers);
                 let delay = invited.and_then(retry_after).unwrap_or_default();
-                let jitter = retry::delay(&config.backoff, number - 1, None, random_u64());
+                let jitter = retry::delay(&settings.backoff, number - 1, None, random_u64());
                 let delay = delay.saturating_add(jitter);
                 let is_safe = result.is_ok() || has_key(&parts) || parts.method.is_idempotent();
                 let decision = match verdict {
                     Verdict::Final => Decision::Return,
                     _ if !is_safe => Decision::NoKey,
                     _ if original.is_none() => Decision::BodyConsumed,
-                    _ if number >= config.attempts => Decision::NoAttemptLeft,
+                    _ if number >= settings.attempts => Decision::NoAttemptLeft,
                     _ if after(Instant::now(), delay) >= deadline => Decision::NoTimeLeft,
                     _ => Decision::SendAgain(delay),
                 };
                 report(result.as_ref().ok().map(Response::status), decision);
                 if decision == Decision::BodyConsumed {
                     tracing::warn!(
-                        max_body = config.max_body,
+                        max_body = settings.max_body,
                         "a request is not sent again, because its body was a stream or exceeds `max_body`; collect it first"
                     );
                 }

@@ -82,7 +82,7 @@ use crate::protocol::lease::Effect;
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct IdempotencyLayer {
-    config: Arc<Config>,
+    config: Config,
 }
 
 impl IdempotencyLayer {
@@ -95,7 +95,7 @@ impl IdempotencyLayer {
     /// [`scope::public`]: crate::scope::public
     pub fn new(redlock: Redlock, scope: impl KeyExtractor) -> Self {
         Self {
-            config: Arc::new(Config {
+            config: Config {
                 redlock,
                 scope: Arc::new(scope),
                 header: HeaderName::from_static("idempotency-key"),
@@ -106,26 +106,23 @@ impl IdempotencyLayer {
                 record_if: None,
                 max_request_body: 2 * 1024 * 1024,
                 max_response_body: 64 * 1024,
-                options: LockOptions {
-                    label: Some(LABEL),
-                    ..LockOptions::default()
-                },
+                options: LockOptions::default().label(LABEL),
                 waiters: None,
                 at_most_once: false,
                 require_record: false,
                 codec: Codec::default(),
                 refusals: Refusals::new(),
-            }),
+            },
         }
     }
 
     layer_setters! {
         /// Sets how long a duplicate waits for the first execution, to replay its response. Default: zero,
         /// the duplicate is refused with 409 `request-in-progress`.
-        wait(wait: Duration) => options.wait = Some(wait);
+        wait(wait: Duration) => config.options.wait = Some(wait);
 
         /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
-        max_waiters(max_waiters: usize) => waiters = Some(WaiterCap::new(max_waiters));
+        max_waiters(max_waiters: usize) => config.waiters = Some(WaiterCap::new(max_waiters));
 
         /// Sets how long an execution may take. Default: no bound. An execution that has begun keeps its lock
         /// until it ends; the `max_hold` of the [`Redlock`] does not apply to it.
@@ -135,30 +132,30 @@ impl IdempotencyLayer {
         /// `lock-lost`, an error event is logged, and `redlock_lost_total` counts it with the reason `max_hold`.
         /// The effect of the stopped execution is unknown. A retry executes again once the lock has ended by its
         /// ttl, or gets 409 `outcome-unknown` with [`at_most_once`](Self::at_most_once).
-        max_hold(max_hold: Duration) => options.max_hold = Some(max_hold);
+        max_hold(max_hold: Duration) => config.options.max_hold = Some(max_hold);
 
         /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
-        rejection(rejection: impl RejectionResponse) => refusals.response = Arc::new(rejection);
+        rejection(rejection: impl RejectionResponse) => config.refusals.response = Arc::new(rejection);
 
         /// Sets the header that carries the key. Default: `Idempotency-Key`.
-        header(header: HeaderName) => header = header;
+        header(header: HeaderName) => config.header = header;
 
         /// Sets whether a request without a key is refused with 400 `key-missing`. Default: false, it is
         /// served without the layer.
         ///
         /// A request that matched no route of an axum router always passes, to its 404. A fallback that does work
         /// must ask for the [`IdempotencyKey`](crate::IdempotencyKey) itself.
-        required(required: bool) => required = required;
+        required(required: bool) => config.required = required;
 
         /// Sets the methods that are executed once per key. Default: POST and PATCH. The others are idempotent
         /// (RFC 9110, section 9.2.2) or safe, and pass through. GET stands for HEAD too.
-        methods(methods: impl IntoIterator<Item = Method>) => methods = methods.into_iter().collect();
+        methods(methods: impl IntoIterator<Item = Method>) => config.methods = methods.into_iter().collect();
 
         /// Sets how long responses are kept, between a millisecond and 100 years of 365 days. Default: 24 h.
         ///
         /// A value out of that range is replaced by the nearest one in it, with a warning in the log.
         retention(retention: Duration) =>
-            retention = bound("an IdempotencyLayer", "retention", retention, RETENTION);
+            config.retention = bound("an IdempotencyLayer", "retention", retention, RETENTION);
 
         /// Sets the bytes by which two requests with one key are the same request; a different request is refused
         /// with 422 `idempotency-key-reused`. Default: the method, the path and the query, the headers `If-Match`,
@@ -170,7 +167,7 @@ impl IdempotencyLayer {
         ///
         /// The bytes are hashed with SHA-256.
         fingerprint(fingerprint: impl Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync + 'static) =>
-            fingerprint = Arc::new(fingerprint);
+            config.fingerprint = Arc::new(fingerprint);
 
         /// Sets which responses are recorded. Default: final ones.
         ///
@@ -186,7 +183,7 @@ impl IdempotencyLayer {
         /// handler was not called. If a lock was lost and the handler stopped midway, nothing is recorded either: its
         /// effect is unknown, and the key stays locked until its ttl.
         record_if(record_if: impl Fn(&response::Parts) -> bool + Send + Sync + 'static) =>
-            record_if = Some(Arc::new(record_if));
+            config.record_if = Some(Arc::new(record_if));
 
         /// Sets the largest response body, in bytes, that is kept: at most 1 MiB, because records share the
         /// connection with all locks. Default: 64 KiB.
@@ -197,21 +194,21 @@ impl IdempotencyLayer {
         ///
         /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
         max_response_body(bytes: usize) =>
-            max_response_body = bound("an IdempotencyLayer", "max_response_body", bytes, 0..=MAX_BODY);
+            config.max_response_body = bound("an IdempotencyLayer", "max_response_body", bytes, 0..=MAX_BODY);
 
         /// Sets the largest request body in bytes; a larger one is refused with 413. Default: 2 MiB.
-        max_request_body(max_request_body: usize) => max_request_body = max_request_body;
+        max_request_body(max_request_body: usize) => config.max_request_body = max_request_body;
 
         /// Sets whether a request that may have been executed is never executed again. Default: false.
         ///
         /// If true, a retry gets 409 `outcome-unknown` for a day after a crash between grant and record, after a
         /// panic, and after a response for which [`record_if`](Self::record_if) returned false. This holds as long as a
         /// majority of the nodes remembers the intent to execute.
-        at_most_once(at_most_once: bool) => at_most_once = at_most_once;
+        at_most_once(at_most_once: bool) => config.at_most_once = at_most_once;
 
         /// Sets whether a response that no majority recorded is replaced by 409 `outcome-unknown`. Default: false, it is
         /// sent with the header `Idempotency-Recorded: false`.
-        require_record(require_record: bool) => require_record = require_record;
+        require_record(require_record: bool) => config.require_record = require_record;
 
         /// Sets above how many bytes records are compressed (LZ4). Default: never.
         ///
@@ -219,11 +216,11 @@ impl IdempotencyLayer {
         /// first. If records are encrypted as well, their size reveals something about their content; see
         /// [the chapter](crate::guide::idempotency).
         #[cfg(feature = "compression")]
-        compress_above(bytes: usize) => codec.compress_above = Some(bytes);
+        compress_above(bytes: usize) => config.codec.compress_above = Some(bytes);
 
         /// Sets the keys with which records are encrypted. Default: none, records are stored in clear.
         #[cfg(feature = "encryption")]
-        encrypt(keys: RecordKeys) => codec.keys = Some(keys);
+        encrypt(keys: RecordKeys) => config.codec.keys = Some(keys);
     }
 }
 
@@ -232,7 +229,7 @@ impl<S> Layer<S> for IdempotencyLayer {
 
     fn layer(&self, inner: S) -> Self::Service {
         telemetry::register(LABEL, true);
-        let config = Arc::clone(&self.config);
+        let config = Arc::new(self.config.clone());
         IdempotencyService { inner, config }
     }
 }

@@ -54,7 +54,7 @@ use crate::protocol::lease::Access;
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct RedlockLayer<D = CancelOnDisconnect> {
-    config: Arc<Config>,
+    config: Config,
     on_disconnect: PhantomData<D>,
 }
 
@@ -74,7 +74,7 @@ impl RedlockLayer {
             );
         }
         Self {
-            config: Arc::new(Config {
+            config: Config {
                 redlock,
                 // The label is never from the key of a request, which clients choose.
                 options: LockOptions::default().label(label),
@@ -94,7 +94,7 @@ impl RedlockLayer {
                 forward_token: None,
                 expose_token: None,
                 expose_holder: false,
-            }),
+            },
             on_disconnect: PhantomData,
         }
     }
@@ -105,23 +105,23 @@ impl<D> RedlockLayer<D> {
         /// Sets how long a request waits for a held lock. Default: zero, fail fast.
         ///
         /// A waiting request holds no readiness of the inner service.
-        wait(wait: Duration) => options.wait = Some(wait);
+        wait(wait: Duration) => config.options.wait = Some(wait);
 
         /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
-        max_waiters(max_waiters: usize) => waiters = Some(WaiterCap::new(max_waiters));
+        max_waiters(max_waiters: usize) => config.waiters = Some(WaiterCap::new(max_waiters));
 
         /// Sets the time after which a lock is not renewed any more. Default: the builder's, or 60 s if the
         /// builder has none.
-        max_hold(max_hold: Duration) => options.max_hold = Some(max_hold);
+        max_hold(max_hold: Duration) => config.options.max_hold = Some(max_hold);
 
         /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
-        rejection(rejection: impl RejectionResponse) => refusals.response = Arc::new(rejection);
+        rejection(rejection: impl RejectionResponse) => config.refusals.response = Arc::new(rejection);
 
         /// Sets the methods that are locked. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY,
         /// which are safe (RFC 9110, section 9.2.1) and pass through unlocked.
         ///
         /// This list replaces the default. GET stands for HEAD too, for which routers run the handler of GET.
-        methods(methods: impl IntoIterator<Item = Method>) => methods = Some(methods.into_iter().collect());
+        methods(methods: impl IntoIterator<Item = Method>) => config.methods = Some(methods.into_iter().collect());
 
         /// Sets the methods that take the lock as readers: their requests run beside each other, but not beside one of
         /// the other locked methods. Default: none. They are locked, whether [`methods`](Self::methods) names them or not.
@@ -142,7 +142,7 @@ impl<D> RedlockLayer<D> {
         ///     .route_layer(layer.shared_methods([Method::GET]));
         /// ```
         shared_methods(methods: impl IntoIterator<Item = Method>) =>
-            shared_methods = Some(methods.into_iter().collect());
+            config.shared_methods = Some(methods.into_iter().collect());
 
         /// Lets up to `n` requests for a resource run at a time, between 1 and 64. Default: one. Only
         /// [`methods`](Self::methods) that are locked are limited.
@@ -164,10 +164,10 @@ impl<D> RedlockLayer<D> {
         ///
         /// With an `n` out of this range, or with [`shared_methods`](Self::shared_methods), each request is answered 500 `misconfigured`.
         /// A kind of lock that [`options`](Self::options) chooses for a request applies to it instead.
-        max_concurrent(n: usize) => options.access = Some(Access::Slot(n));
+        max_concurrent(n: usize) => config.options.access = Some(Access::Slot(n));
 
         /// Sets which requests of the locked [`methods`](Self::methods) pass through unlocked. Default: none.
-        skip(skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) => skip = Some(Arc::new(skip));
+        skip(skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) => config.skip = Some(Arc::new(skip));
 
         /// Sets the options of the lock for each request. Default: those of the layer, for all requests.
         ///
@@ -197,37 +197,37 @@ impl<D> RedlockLayer<D> {
         /// A request whose ttl exceeds the `max_ttl` of the [`Redlock`], or is used up by clock drift, is refused with 500
         /// `misconfigured`. A lock that the request holds already keeps the options with which it was acquired.
         options(options: impl Fn(&Parts) -> LockOptions + Send + Sync + 'static) =>
-            options_of = Some(Arc::new(options));
+            config.options_of = Some(Arc::new(options));
 
         /// Sets what happens to a request that names no resource. Default: [`OnMissingKey::Reject`].
         ///
         /// A request that matched no route of an axum router passes by default, to the router's fallback. If
         /// the fallback needs the lock, set [`OnMissingKey::RejectAlways`].
-        missing_key(missing_key: OnMissingKey) => missing_key = missing_key;
+        missing_key(missing_key: OnMissingKey) => config.missing_key = missing_key;
 
         /// Sets what happens when no majority can be reached. Default: [`OnUnavailable::Reject`].
-        on_unavailable(on_unavailable: OnUnavailable) => on_unavailable = on_unavailable;
+        on_unavailable(on_unavailable: OnUnavailable) => config.on_unavailable = on_unavailable;
 
         /// Sets when the lock is released. Default: [`ReleaseAt::BodyEnd`].
-        release_at(release_at: ReleaseAt) => release_at = release_at;
+        release_at(release_at: ReleaseAt) => config.release_at = release_at;
 
         /// Sets whether the last frame of the response waits until a majority has confirmed the
         /// release. Default: true.
         ///
         /// False saves a round trip per request, but then the client's next request may find the lock still
         /// held.
-        await_release(await_release: bool) => await_release = await_release;
+        await_release(await_release: bool) => config.await_release = await_release;
 
         /// Sets what happens when the lock is lost. Default: [`OnLost::Abort`].
-        on_lost(on_lost: OnLost) => on_lost = on_lost;
+        on_lost(on_lost: OnLost) => config.on_lost = on_lost;
 
         /// Sets the status of a refusal because of contention. Default: 423 Locked, also in place of a status that is no
         /// error.
-        contended_status(contended_status: StatusCode) => contended_status = error_or_locked(contended_status);
+        contended_status(contended_status: StatusCode) => config.contended_status = error_or_locked(contended_status);
 
         /// Sets the name of the kind of resource, for spans and metrics, which never show a key. Default:
         /// the first literal part of the key, or `unnamed`.
-        label(label: &'static str) => options.label = Some(label);
+        label(label: &'static str) => config.options.label = Some(label);
 
         /// Puts the fencing token into this header of the inner request. Default: none.
         ///
@@ -235,17 +235,17 @@ impl<D> RedlockLayer<D> {
         /// that equals it once `_` is read as `-` (as CGI and WSGI do), and the name among the options of
         /// `Connection`, which would make an inner proxy drop the token. So a client cannot forge a token. Trailers
         /// are not changed: a service that merges trailers into headers must not read the token from there.
-        forward_token(header: HeaderName) => forward_token = Some(header);
+        forward_token(header: HeaderName) => config.forward_token = Some(header);
 
         /// Puts the fencing token into this header of the response. Default: none.
-        expose_token(header: HeaderName) => expose_token = Some(header);
+        expose_token(header: HeaderName) => config.expose_token = Some(header);
 
         /// Sets whether a refusal because of contention says who holds the lock, in the member `holder` of its body. Default:
         /// false.
         ///
         /// The member has the `label` of the holder's process and the `note` on its lock, as far as they are set; see
         /// [`Holder`](crate::Holder). Every client can read them then.
-        expose_holder(expose_holder: bool) => expose_holder = expose_holder;
+        expose_holder(expose_holder: bool) => config.expose_holder = expose_holder;
     }
 
     /// Lets a handler that has started run to completion when its client disconnects. Default:
@@ -279,7 +279,7 @@ impl<D> RedlockLayer<D> {
 
     fn around<S>(&self, inner: S) -> RedlockService<S> {
         telemetry::register(self.config.label(), false);
-        let config = Arc::clone(&self.config);
+        let config = Arc::new(self.config.clone());
         RedlockService { inner, config }
     }
 }
