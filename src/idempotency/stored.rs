@@ -61,7 +61,7 @@ pub(super) fn replay<B>(
         return Ok(None);
     }
     let response = response(status, content).ok_or(MALFORMED)?;
-    Ok(Some(response.map(LockBody::in_memory)))
+    Ok(Some(response.map(LockBody::boxed)))
 }
 
 /// Returns what is kept of headers and trailers; `None` if they are too large.
@@ -72,28 +72,24 @@ fn fields(head: &Parts, trailers: Option<&HeaderMap>) -> Option<Vec<u8>> {
         ![DATE, SET_COOKIE].contains(name) && !HOP_BY_HOP.contains(name) && !dropped.contains(name)
     };
     let headers = head.headers.iter().filter(|(name, _)| is_kept(name));
-    let headers: Vec<_> = headers.collect();
-    let trailers: Option<Vec<_>> = trailers.map(|trailers| trailers.iter().collect());
-    let all = headers.iter().chain(trailers.iter().flatten());
-    // With the overhead of a field, which many small ones add up to.
-    let sizes = all.map(|(name, value)| name.as_str().len() + value.len() + FIELD);
-    if sizes.sum::<usize>() > MAX_FIELDS {
-        return None;
-    }
     let mut fields = Vec::new();
-    write(&mut fields, &headers);
+    write(&mut fields, headers);
     fields.put_u8(trailers.is_some().into());
     if let Some(trailers) = trailers {
-        write(&mut fields, &trailers);
+        write(&mut fields, trailers.iter());
     }
-    Some(fields)
+    (fields.len() <= MAX_FIELDS).then_some(fields)
 }
 
-/// Writes fields whose size is bounded, so that no number exceeds its two bytes.
-fn write(content: &mut Vec<u8>, fields: &[(&HeaderName, &HeaderValue)]) {
+/// Writes fields. A number that exceeds its two bytes is wrong; then they are too large to be kept.
+fn write<'a>(
+    content: &mut Vec<u8>,
+    fields: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>,
+) {
     let put_length = |content: &mut Vec<u8>, length: usize| {
         content.put_u16(u16::try_from(length).unwrap_or(u16::MAX));
     };
+    let fields: Vec<_> = fields.collect();
     put_length(content, fields.len());
     for (name, value) in fields {
         content.put_u8(value.is_sensitive().into());
@@ -147,12 +143,12 @@ fn connection_options(headers: &HeaderMap) -> Vec<HeaderName> {
     names.filter_map(|name| name.trim().parse().ok()).collect()
 }
 
-/// Most bytes of headers and trailers together that are kept. Not a setting: larger ones come from a
+/// Most bytes of headers and trailers together that are kept, as they are recorded. Not a setting: larger ones come from a
 /// mistake, or from a service that echoes a header of the client.
 const MAX_FIELDS: usize = 64 * 1024;
 
-/// What each of them counts for beyond its bytes.
-const FIELD: usize = 4;
+/// What each of them has beyond its name and value.
+const FIELD: usize = 5;
 
 /// Headers of one connection, which are not part of the response (RFC 9110, section 7.6.1).
 const HOP_BY_HOP: [HeaderName; 8] = [
