@@ -291,7 +291,7 @@ where
             }
             Err(rejection) => {
                 let refusal = self.config.refusals.refuse_request(rejection, &parts);
-                return Box::pin(ready(Ok(refusal.map(LockBody::in_memory))));
+                return Box::pin(ready(Ok(refusal.map(LockBody::boxed))));
             }
         };
         // Reading the body and asking the nodes may take long: give up readiness, such as a permit, and ask for it again

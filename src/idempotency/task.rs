@@ -172,7 +172,7 @@ impl ExecutionTask {
             Ok(false) => drop(head.headers.insert(RECORDED, NOT_RECORDED)),
             Err(other) => return other,
         }
-        let body = body.map_or_else(broken, LockBody::in_memory);
+        let body = body.map_or_else(broken, LockBody::boxed);
         Response::from_parts(head, body)
     }
 
@@ -327,7 +327,7 @@ impl Responder {
 
     pub(super) fn refuse<B>(&self, rejection: Rejection) -> Response<LockBody<B>> {
         let refusal = self.config.refusals.refuse(rejection, self.kind);
-        refusal.map(LockBody::in_memory)
+        refusal.map(LockBody::boxed)
     }
 
     /// Answers with a recorded response, which any server may have recorded.

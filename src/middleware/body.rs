@@ -12,7 +12,6 @@
 //!
 //! The loss of the lock is checked before the inner body is polled.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -53,18 +52,12 @@ impl<B> LockBody<B> {
         Self::new(Either::Left(body))
     }
 
-    /// Creates the body of a refusal, or of a response that was read or recorded.
-    pub(crate) fn in_memory(
-        body: impl Body<Data = Bytes, Error = Infallible> + Send + Sync + 'static,
-    ) -> Self {
-        Self::boxed(body.map_err(|never| match never {}))
-    }
-
-    /// Creates a body that takes the place of the inner one.
+    /// Creates a body in the place of the inner one: of a refusal, or of a response that was read, recorded, or is passed on
+    /// by a task.
     pub(crate) fn boxed(
-        body: impl Body<Data = Bytes, Error = BoxError> + Send + Sync + 'static,
+        body: impl Body<Data = Bytes, Error: Into<BoxError>> + Send + Sync + 'static,
     ) -> Self {
-        Self::new(Either::Right(BoxBody::new(body)))
+        Self::new(Either::Right(BoxBody::new(body.map_err(Into::into))))
     }
 
     fn new(body: Either<B, BoxBody<Bytes, BoxError>>) -> Self {
@@ -80,7 +73,7 @@ impl<B> LockBody<B> {
 /// An empty body without a lock, which outer layers put into the responses that they create.
 impl<B> Default for LockBody<B> {
     fn default() -> Self {
-        Self::in_memory(Empty::new())
+        Self::boxed(Empty::new())
     }
 }
 
@@ -135,16 +128,18 @@ where
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut this = self.project();
+        let Some(held) = this.held else {
+            return this.body.poll_frame(context);
+        };
         // From then on, only the last frame remains, or the end of the stream.
-        if !this.held.as_ref().is_some_and(HeldShare::is_releasing) {
-            let held = this.held.as_mut();
-            let mut aborting = held.filter(|held| held.on_lost == OnLost::Abort);
-            let mut lost = aborting.as_ref().and_then(|held| held.lost_reason());
+        if !held.is_releasing() {
+            let aborts = held.on_lost == OnLost::Abort;
+            let mut lost = held.lost_reason().filter(|_| aborts);
             let mut polled = Poll::Pending;
             if lost.is_none() {
                 polled = this.body.as_mut().poll_frame(context);
-                if polled.is_pending() {
-                    lost = aborting.as_mut().and_then(|held| held.check_lost(context));
+                if aborts && polled.is_pending() {
+                    lost = held.check_lost(context);
                 }
             }
             if let Some(reason) = lost {
@@ -152,12 +147,8 @@ where
                 *this.held = None;
                 return Poll::Ready(Some(Err(Rejection::Lost(reason).into())));
             }
-            let polled = ready!(polled);
-            if this.held.is_none() {
-                return Poll::Ready(polled);
-            }
-            *this.last = match polled {
-                None => None,
+            match ready!(polled) {
+                None => {}
                 Some(Err(error)) => {
                     *this.held = None;
                     return Poll::Ready(Some(Err(error)));
@@ -169,13 +160,11 @@ where
                     if !frame.is_trailers() && !is_at_end {
                         return Poll::Ready(Some(Ok(frame)));
                     }
-                    Some(frame)
+                    *this.last = Some(frame);
                 }
-            };
+            }
         }
-        if let Some(held) = this.held {
-            ready!(held.poll_release(context));
-        }
+        ready!(held.poll_release(context));
         // Without a wait, the lock is released in the background.
         *this.held = None;
         Poll::Ready(this.last.take().map(Ok))

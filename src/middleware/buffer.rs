@@ -115,7 +115,7 @@ where
                 Ok(body) => buffered(parts, body),
                 Err(rejection) => {
                     let refusal = settings.refusals.refuse_request(rejection, &parts);
-                    return Ok(refusal.map(LockBody::in_memory));
+                    return Ok(refusal.map(LockBody::boxed));
                 }
             };
             if let Err(error) = poll_fn(|context| inner.poll_ready(context)).await {

@@ -158,29 +158,29 @@ where
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         if this.ended.is_none() {
-            let ended = match catch_unwind(AssertUnwindSafe(|| this.serve(context))) {
-                Ok(Poll::Pending) => return Poll::Pending,
-                Ok(Poll::Ready(Ok(outcome))) => Ok(outcome),
-                Ok(Poll::Ready(Err(rejection))) => {
-                    let refusal = this.refuse(rejection);
-                    return Poll::Ready(Ok(refusal.map(LockBody::in_memory)));
-                }
+            let served = match catch_unwind(AssertUnwindSafe(|| this.serve(context))) {
+                Ok(served) => Ok(ready!(served)),
                 Err(panic) => Err(panic),
             };
-            *this.ended = Some(ended);
+            // The handler ends before the lock is released.
             this.inner.set(None);
-        }
-        if this.held.is_some()
-            && this.config.release_at == ReleaseAt::BodyEnd
-            && let Some(Ok(Ok(response))) = this.ended
-        {
-            let declared = declared_length(response.headers());
-            if has_body(response, declared, this.method)
-                && let (Some(held), Some(Ok(Ok(response)))) = (this.held.take(), this.ended.take())
-            {
-                let response = LockBody::hold(response, declared, held);
-                return Poll::Ready(Ok(response));
-            }
+            let releases_at_end = this.config.release_at == ReleaseAt::BodyEnd;
+            *this.ended = Some(match served {
+                Ok(Err(rejection)) => {
+                    let refusal = this.refuse(rejection);
+                    return Poll::Ready(Ok(refusal.map(LockBody::boxed)));
+                }
+                Ok(Ok(Ok(response))) if this.held.is_some() && releases_at_end => {
+                    let declared = declared_length(response.headers());
+                    let has_body = has_body(&response, declared, this.method);
+                    if let Some(held) = this.held.take_if(|_| has_body) {
+                        return Poll::Ready(Ok(LockBody::hold(response, declared, held)));
+                    }
+                    Ok(Ok(response))
+                }
+                Ok(Ok(outcome)) => Ok(outcome),
+                Err(panic) => Err(panic),
+            });
         }
         if let Some(held) = this.held {
             ready!(held.poll_release(context));
@@ -300,9 +300,8 @@ where
         }
     }
 
-    /// Refuses the request. The handler and the lock end before this future is dropped.
+    /// Refuses the request. The lock ends before this future is dropped.
     fn refuse(&mut self, rejection: Rejection) -> Response<Full<Bytes>> {
-        self.inner.set(None);
         *self.held = None;
         let refusals = &self.config.refusals;
         if let Some((_, request)) = self.waiting.take() {
