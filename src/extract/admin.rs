@@ -12,10 +12,10 @@ use axum::routing::get;
 use axum::{Json, Router};
 use futures_util::stream::unfold;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ORIGIN, VARY};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};
 
-use crate::extract::key_path::{KeyOfPath, path_of_key, prefix_of_path};
+use crate::extract::key_path::{key_of_uri, path_of_key, prefix_of_path};
 use crate::lock::{Health, HeldLock, LockError, NodeHealth, Readiness, Redlock};
 use crate::node::{NodeState, random_u64, whole_seconds};
 use crate::once::{Inspection, ListCursor};
@@ -234,7 +234,8 @@ async fn list(
     (headers, Body::from_stream(lines)).into_response()
 }
 
-async fn inspect(State(redlock): State<Redlock>, KeyOfPath(key): KeyOfPath) -> Response {
+async fn inspect(State(redlock): State<Redlock>, uri: Uri) -> Response {
+    let key = key_of_uri(&uri);
     let inspection = redlock.inspect(&key).await;
     let status = match inspection.state() {
         Some(_) => StatusCode::OK,
@@ -245,52 +246,43 @@ async fn inspect(State(redlock): State<Redlock>, KeyOfPath(key): KeyOfPath) -> R
     answer(status, &with(body(&inspection), &key))
 }
 
-async fn revoke(
-    State(redlock): State<Redlock>,
-    KeyOfPath(key): KeyOfPath,
-    headers: HeaderMap,
-) -> Response {
+async fn revoke(State(redlock): State<Redlock>, uri: Uri, headers: HeaderMap) -> Response {
+    let key = key_of_uri(&uri);
     // Browsers send one of the first two with each request that changes something, and let no script change them.
     let is_of_browser = headers.contains_key(ORIGIN) || headers.contains_key("sec-fetch-site");
     if is_of_browser && !headers.contains_key("x-requested-with") {
         let why = "a request of a browser must have the header X-Requested-With, so that it is of no other site";
         return answer(StatusCode::FORBIDDEN, &with(json!({ "error": why }), &key));
     }
-    let (status, body) = match redlock.revoke(&key).await {
-        Ok(revoked) => {
-            let failures = revoked.failures.iter().map(ToString::to_string);
-            let body = json!({
-                "was_held": revoked.was_held(),
-                "nodes_held": revoked.held,
-                "failures": failures.collect::<Vec<_>>(),
-            });
-            (StatusCode::OK, body)
-        }
-        Err(error) => {
-            let status = match error {
-                LockError::Key(_) => StatusCode::BAD_REQUEST,
-                _ => StatusCode::SERVICE_UNAVAILABLE,
-            };
-            (status, json!({ "error": error.to_string() }))
-        }
+    let revoked = redlock.revoke(&key).await;
+    let status = match &revoked {
+        Ok(_) => StatusCode::OK,
+        Err(LockError::Key(_)) => StatusCode::BAD_REQUEST,
+        Err(_) => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let body = match revoked {
+        Ok(revoked) => json!({
+            "was_held": revoked.was_held(),
+            "nodes_held": revoked.held,
+            "failures": revoked.failures.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        }),
+        Err(error) => json!({ "error": error.to_string() }),
     };
     answer(status, &with(body, &key))
 }
 
 fn body(inspection: &Inspection) -> Value {
-    let nodes = inspection.nodes.iter().map(|node| match &node.outcome {
-        Ok(known) => {
-            let mut entry = state(Some(known.state));
-            entry["node"] = json!(&*node.node);
-            entry["fencing_token"] = json!(known.fencing_token.map(|token| token.as_u64()));
-            entry["recorded"] = json!(known.is_recorded);
-            entry
+    let nodes = inspection.nodes.iter().map(|node| {
+        let mut entry = state(node.outcome.as_ref().ok().map(|known| known.state));
+        entry["node"] = json!(&*node.node);
+        match &node.outcome {
+            Ok(known) => {
+                entry["fencing_token"] = json!(known.fencing_token.map(|token| token.as_u64()));
+                entry["recorded"] = json!(known.is_recorded);
+            }
+            Err(failure) => entry["error"] = json!(failure.to_string()),
         }
-        Err(failure) => json!({
-            "node": &*node.node,
-            "state": "unknown",
-            "error": failure.to_string(),
-        }),
+        entry
     });
     let mut body = known(inspection);
     body["needed"] = json!(inspection.needed);

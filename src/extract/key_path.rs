@@ -1,25 +1,17 @@
 //! Lock keys as paths of a URL: `account/7` is the key of the tuple `("account", 7)`.
 
-use std::convert::Infallible;
 use std::mem;
 
-use axum::extract::FromRequestParts;
-use http::request::Parts;
+use http::Uri;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
 use crate::protocol::{LockKey, split_part};
 
-/// The key that the path of a request names behind `/locks/`.
-pub(super) struct KeyOfPath(pub(super) LockKey);
-
-impl<S: Sync> FromRequestParts<S> for KeyOfPath {
-    type Rejection = Infallible;
-
-    /// From the path itself: a captured one is decoded, and a slash within a part would be one between two.
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let path = parts.uri.path().split_once("/locks/");
-        Ok(Self(key_of_path(path.map_or("", |(_, path)| path))))
-    }
+/// Returns the key that a request names behind `/locks/`. A captured path is decoded, and a slash within a part would be one
+/// between two.
+pub(super) fn key_of_uri(uri: &Uri) -> LockKey {
+    let path = uri.path().split_once("/locks/");
+    key_of_path(path.map_or("", |(_, path)| path))
 }
 
 /// Returns the key that a path names: one segment is a plain key, several are the parts of a tuple.
