@@ -33,26 +33,22 @@ pub(super) fn are_alike(other: &[u8], name: &HeaderName) -> bool {
 
 /// Removes options from a header that lists options, which is not changed if it has none of them.
 fn clear_options(headers: &mut HeaderMap, list: &HeaderName, is_ours: impl Fn(&[u8]) -> bool) {
-    let values = headers.get_all(list);
-    if !values.iter().flat_map(options).any(&is_ours) {
+    let options = || {
+        let values = headers.get_all(list).iter();
+        let options = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+        options.map(<[u8]>::trim_ascii)
+    };
+    if !options().any(&is_ours) {
         return;
     }
-    let kept = values.iter().filter_map(|value| {
-        let rest = options(value).filter(|option| !option.is_empty() && !is_ours(option));
-        let rest: Vec<&[u8]> = rest.collect();
-        // Pieces of a header value are a header value.
-        HeaderValue::from_bytes(&rest.join(&b", "[..])).ok()
-    });
-    let kept: Vec<HeaderValue> = kept.filter(|value| !value.is_empty()).collect();
+    let kept = options().filter(|option| !option.is_empty() && !is_ours(option));
+    // A piece of a header value is a header value.
+    let kept = kept.filter_map(|option| HeaderValue::from_bytes(option).ok());
+    let kept: Vec<HeaderValue> = kept.collect();
     headers.remove(list);
-    for value in kept {
-        headers.append(list, value);
+    for option in kept {
+        headers.append(list, option);
     }
-}
-
-fn options(list: &HeaderValue) -> impl Iterator<Item = &[u8]> {
-    let options = list.as_bytes().split(|byte| *byte == b',');
-    options.map(<[u8]>::trim_ascii)
 }
 
 /// Non-standard, but some clients send it and some proxies obey it.
