@@ -106,10 +106,7 @@ where
         }
         // The upload may be slow: give up readiness, such as a permit, and ask for it again once the body is complete.
         self.inner = self.inner.clone();
-        let Self {
-            mut inner,
-            settings,
-        } = self.clone();
+        let (mut inner, settings) = (self.inner.clone(), self.settings.clone());
         Box::pin(async move {
             let request = match read(body, settings.limit).await {
                 Ok(body) => buffered(parts, body),

@@ -128,8 +128,15 @@ impl Config {
             OnMissingKey::Pass => Ok(Err(NotLocked::NO_KEY)),
             OnMissingKey::Reject if matched_no_route(parts) => Ok(Err(NotLocked::NO_KEY)),
             OnMissingKey::Reject | OnMissingKey::RejectAlways => {
-                self.refusals.log_lacking(|| self.lacking_key());
-                Err(Rejection::key_missing(self.key.describe().source))
+                let source = self.key.describe().source;
+                self.refusals.log_lacking(|| {
+                    format!(
+                        "they name no resource of `{}`, whose key comes from {}; set `missing_key` or `skip` if they need no lock",
+                        self.label(),
+                        source.as_deref().unwrap_or("a function"),
+                    )
+                });
+                Err(Rejection::key_missing(source))
             }
         }
     }
@@ -160,16 +167,6 @@ impl Config {
     /// Returns the kind of resource in metrics.
     pub(super) fn label(&self) -> &'static str {
         self.options.label.unwrap_or(telemetry::UNNAMED)
-    }
-
-    /// Describes, for the log, requests that name no resource.
-    fn lacking_key(&self) -> String {
-        let source = self.key.describe().source;
-        format!(
-            "they name no resource of `{}`, whose key comes from {}; set `missing_key` or `skip` if they need no lock",
-            self.label(),
-            source.as_deref().unwrap_or("a function"),
-        )
     }
 }
 

@@ -74,14 +74,14 @@ impl ToSchema for Rejection {}
 
 /// Returns the responses for the statuses that are selected.
 pub(crate) fn responses(has: impl Fn(u16) -> bool) -> Responses {
-    let statuses = ROWS.iter().map(|row| row.0).filter(|status| has(*status));
-    let statuses: BTreeSet<u16> = statuses.collect();
-    let responses = statuses.into_iter().map(|status| {
-        let rows = ROWS.iter().filter(|row| row.0 == status);
-        let rows: Vec<Row> = rows.copied().collect();
-        (status.to_string(), response(&rows).into())
-    });
-    responses.collect()
+    let mut by_status: BTreeMap<u16, Vec<Row>> = BTreeMap::new();
+    for row in ROWS.iter().filter(|row| has(row.0)) {
+        by_status.entry(row.0).or_default().push(*row);
+    }
+    let responses = by_status.into_iter();
+    responses
+        .map(|(status, rows)| (status.to_string(), response(&rows).into()))
+        .collect()
 }
 
 /// Returns the response for a status with these rows.
