@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
 use http::header::{DATE, RETRY_AFTER};
-use http::{HeaderMap, HeaderName, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
 use httpdate::parse_http_date;
@@ -144,12 +144,8 @@ where
 
 /// Returns whether a gRPC status is RESOURCE_EXHAUSTED, ABORTED or UNAVAILABLE.
 fn is_transient(headers: &HeaderMap) -> bool {
-    let status = headers.get(GRPC_STATUS);
-    status.is_some_and(|status| {
-        ["8", "10", "14"]
-            .iter()
-            .any(|transient| status == transient)
-    })
+    let status = headers.get(GRPC_STATUS).map(HeaderValue::as_bytes);
+    matches!(status, Some(b"8" | b"10" | b"14"))
 }
 
 const IN_PROGRESS: &str = "request-in-progress";

@@ -245,24 +245,19 @@ impl ExecutionTask {
         trailers: Option<&HeaderMap>,
         response: Option<(&response::Parts, &WholeBody)>,
     ) -> Result<bool, Response<LockBody<B>>> {
-        let Self {
-            execution,
-            calls,
-            responder,
-            ..
-        } = self;
-        let Responder { config, once, .. } = &responder;
+        let responder = &self.responder;
+        let Responder { config, once, .. } = responder;
         if !is_recorded || !config.is_recorded_with(trailers) {
             // An earlier call may have had an effect.
-            if !calls.is_stopped() {
-                execution.release(Effect::WithoutEffect).await;
+            if !self.calls.is_stopped() {
+                self.execution.release(Effect::WithoutEffect).await;
             }
             return Ok(true);
         }
         let ids = (ExecutionId::from_random(unguessable()), once.fingerprint);
-        let token = execution.handle().fencing_token();
+        let token = self.execution.handle().fencing_token();
         let record = stored::record(&once.key, ids, token, response, &config.codec);
-        match once.conclude(execution, &record).await {
+        match once.conclude(self.execution, &record).await {
             Ok(()) => Ok(true),
             Err(Some(Decided::Recorded(other))) => Err(responder.replay(&other).await),
             Err(Some(decided)) => Err(responder.denied(Denied::Decided(decided)).await),
