@@ -6,11 +6,13 @@
     feature = "compression",
     feature = "encryption"
 ))]
-pub use crate::idempotency::fuzzing::{
-    ResponseCodec, fingerprint_bytes, idempotency_key, resource_path,
+pub use crate::idempotency::{
+    fingerprint::{of_request as fingerprint_bytes, resource_paths},
+    fuzzing::ResponseCodec,
+    header::read_key as idempotency_key,
 };
 pub use crate::lock::fuzzing::config_from_vars;
-pub use crate::middleware::fuzzing::{clear_token_header, declared_length};
+pub use crate::middleware::{body::declared_length, token_header::clear as clear_token_header};
 #[cfg(feature = "redis")]
 pub use crate::node::redis::fuzzing::{
     AdmissionGuard, ReplyStream, RequestCheck, deal, decode, node_name, read_release,

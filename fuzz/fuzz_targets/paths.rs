@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{Request, Uri};
 use libfuzzer_sys::fuzz_target;
 use percent_encoding::percent_decode_str;
-use tower_redlock::fuzzing::{fingerprint_bytes, resource_path};
+use tower_redlock::fuzzing::{fingerprint_bytes, resource_paths};
 use tower_redlock_fuzz::first_line;
 
 fuzz_target!(|data: &[u8]| {
@@ -19,10 +19,10 @@ fuzz_target!(|data: &[u8]| {
         return;
     };
     if fingerprint_bytes(&one, b"") == fingerprint_bytes(&other, b"") {
-        assert_eq!(resource_path(&one), resource_path(&other));
+        assert_eq!(resource_paths(&one), resource_paths(&other));
     }
     let is_same = decoded(&one) == decoded(&other);
-    assert_eq!(is_same, resource_path(&one) == resource_path(&other));
+    assert_eq!(is_same, resource_paths(&one) == resource_paths(&other));
 
     let target = one.uri.path_and_query().expect("it has a path").as_str();
     if let Some(spelled) = parts(respelled(target, choices).as_bytes()) {
@@ -30,12 +30,12 @@ fuzz_target!(|data: &[u8]| {
             fingerprint_bytes(&one, b"x"),
             fingerprint_bytes(&spelled, b"x")
         );
-        assert_eq!(resource_path(&one), resource_path(&spelled));
+        assert_eq!(resource_paths(&one), resource_paths(&spelled));
     }
     // Unlike `*`, the target of some requests with the method OPTIONS.
     if target.starts_with('/') {
-        let again = parts(resource_path(&one).as_bytes()).expect("a path remains one");
-        assert_eq!(resource_path(&again), resource_path(&one));
+        let again = parts(resource_paths(&one).concat().as_bytes()).expect("a path remains one");
+        assert_eq!(resource_paths(&again), resource_paths(&one));
     }
 });
 

@@ -8,7 +8,9 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_e
 
 /// Returns the bytes of the default fingerprint: method, paths, queries, the headers `If-Match`, `Content-Type` and
 /// `Content-Encoding`, and the body. Paths and queries are normalized (RFC 3986, section 6.2.2).
-pub(super) fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
+#[must_use]
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(body.len() + 256);
     let mut push = |part: &[u8]| {
         // The length in front keeps one part from being read as two.
@@ -36,7 +38,9 @@ pub(super) fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
 /// More spellings are equal here than in the fingerprint. `@` and `%40` are equal to a handler, and so are `/` and
 /// `%2F` behind a wildcard, but they may differ to a server behind it. Because they are one resource, they are not
 /// executed concurrently; because they have two fingerprints, neither is answered with the response to the other.
-pub(super) fn resource_paths(parts: &Parts) -> Vec<String> {
+#[must_use]
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub fn resource_paths(parts: &Parts) -> Vec<String> {
     let targets = targets(parts).into_iter().map(|target| {
         let path = target.split('?').next().unwrap_or_default();
         let decoded: Vec<u8> = percent_decode_str(path).collect();

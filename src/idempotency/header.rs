@@ -10,10 +10,12 @@ use crate::protocol::KeyError;
 /// Reads the header, bare or as a structured-field string (RFC 9651, section 3.3.3).
 ///
 /// A proxy joins two headers by a comma, so a bare key must not contain one; a string may.
-pub(super) fn read_key(
-    parts: &Parts,
-    name: &HeaderName,
-) -> Result<Option<IdempotencyKey>, KeyError> {
+///
+/// # Errors
+///
+/// The header is malformed.
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub fn read_key(parts: &Parts, name: &HeaderName) -> Result<Option<IdempotencyKey>, KeyError> {
     let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
     let Some(text) = header_text(name, parts)? else {
         return Ok(None);

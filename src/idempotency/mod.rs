@@ -15,10 +15,10 @@
 
 mod codec;
 mod config;
-mod fingerprint;
+pub(crate) mod fingerprint;
 #[cfg(all(fuzzing, feature = "compression", feature = "encryption"))]
 pub(crate) mod fuzzing;
-mod header;
+pub(crate) mod header;
 pub(crate) mod layer;
 mod stored;
 mod task;

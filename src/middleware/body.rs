@@ -94,7 +94,9 @@ impl<B: Body> LockBody<B> {
 }
 
 /// Returns the length that a head declares for its body.
-pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
+#[must_use]
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub fn declared_length(headers: &HeaderMap) -> Option<u64> {
     let value = headers.get(header::CONTENT_LENGTH)?;
     let digits = value.to_str().ok()?;
     // The standard library also reads a sign, and hyper does not.

@@ -41,8 +41,6 @@ pub(crate) mod buffer;
 pub(crate) mod buffered;
 mod calls;
 pub(crate) mod config;
-#[cfg(fuzzing)]
-pub(crate) mod fuzzing;
 pub(crate) mod held;
 #[cfg(any(feature = "client", feature = "idempotency"))]
 pub(crate) mod idempotency_key;
@@ -54,7 +52,7 @@ pub(crate) mod rejection;
 pub(crate) mod response;
 mod routed;
 mod service;
-mod token_header;
+pub(crate) mod token_header;
 
 pub use body::LockBody;
 pub use buffer::BufferBodyService;

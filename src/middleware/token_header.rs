@@ -7,7 +7,8 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 /// options, which would make the next proxy remove the header (RFC 9110, section 7.6.1).
 ///
 /// CGI and WSGI read `_` as `-`: there, `X_Token` could be taken for `X-Token`.
-pub(super) fn clear(headers: &mut HeaderMap, name: &HeaderName) {
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub fn clear(headers: &mut HeaderMap, name: &HeaderName) {
     let is_alike = |other: &[u8]| are_alike(other, name);
     let alike = headers
         .keys()
