@@ -73,7 +73,8 @@ where
             config: Arc::clone(config),
             method: parts.method.clone(),
             kind: RequestKind::of(&parts),
-            tracker: None,
+            // Before the key is read: extractors of axum copy the extensions.
+            tracker: CallToken::take(&mut parts.extensions),
             locking: None,
             waiting: None,
             is_ready: false,
@@ -81,9 +82,7 @@ where
             held: None,
             ended: None,
         };
-        // Before the key is read: extractors of axum copy the extensions.
-        let tracker = CallToken::take(&mut parts.extensions);
-        let locking = match config.keys(&parts) {
+        future.locking = Some(match config.keys(&parts) {
             Ok(Ok(keys)) => {
                 // The list itself is made when the lock is held, so that the extensions get all that they get at once.
                 let handles = parts.extensions.get();
@@ -95,7 +94,7 @@ where
             }
             Err(rejection) => Err(rejection),
             Ok(Err(reason)) => {
-                if let Some(tracker) = tracker {
+                if let Some(tracker) = &future.tracker {
                     tracker.pass_on(&mut parts.extensions);
                 }
                 parts.extensions.insert(reason);
@@ -105,7 +104,7 @@ where
                 future.inner = Some(self.inner.call(request));
                 return future;
             }
-        };
+        });
         // Only the instance that was made ready may be called. Its clone is not ready.
         let clone = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, clone);
@@ -113,8 +112,6 @@ where
             // The wait may be long: give up readiness, such as a permit, and ask for it again once the lock is held.
             inner = self.inner.clone();
         }
-        future.tracker = tracker;
-        future.locking = Some(locking);
         future.waiting = Some((inner, Request::from_parts(parts, body)));
         future
     }
