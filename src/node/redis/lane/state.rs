@@ -4,14 +4,13 @@
 //! # Implementation details
 //!
 //! There may be a *live* connection, and there may be a *next* one: an attempt to open it is under way, or planned for an
-//! instant. Without a live connection, there always is a next one. It is *paused* after a failed attempt, and *resting*
-//! if the server closes idle connections and no job needs one; a job wakes it from its rest but not from its pause.
+//! instant. Without a live connection, there always is a next one. It is *paused* after a failed attempt, and if the server
+//! closes one connection right behind the other.
 //!
 //! ```text
 //!             opened                     lost                    when
 //!   next ────────────────▶ live  ──────────────▶ connecting   usually
 //!                                                paused       lost twice within the pause
-//!                                                resting      lost twice without any use
 //! ```
 //!
 //! A live connection may be silent or out of date. The next one is a *probe* then, opened beside it. If the old connection
@@ -56,8 +55,8 @@ pub(super) struct Lane {
     pub(super) live: Option<Live>,
     /// None only while there is a live one.
     pub(super) next: Option<Next>,
-    /// When a connection was last lost, and whether without any use.
-    lost: Option<(Instant, bool)>,
+    /// When a connection was last lost.
+    lost: Option<Instant>,
     /// How long the last successful attempt to connect took.
     pub(super) last_took: Option<Duration>,
     /// The number of attempts since then.
@@ -86,8 +85,6 @@ pub(super) struct Live {
     pub(super) since: Instant,
     /// When something was last sent on it.
     pub(super) sent: Instant,
-    /// Whether any job was sent on it.
-    pub(super) is_used: bool,
     /// From when on several requests can share a call.
     pub(super) shares_from: Instant,
 }
@@ -100,8 +97,6 @@ pub(super) enum Next {
     Standby(Box<Live>, Instant),
     /// No attempt before this instant, because one has failed.
     Paused(Instant),
-    /// No attempt before this instant unless a job comes.
-    Resting(Instant),
 }
 
 type Opening = Pin<Box<dyn Future<Output = Result<Live, Arc<str>>> + Send>>;
@@ -150,13 +145,6 @@ impl Lane {
         };
         self.next = Some(Next::Connecting(Box::pin(opening), began + limit));
         self.attempts += 1;
-    }
-
-    /// Starts an attempt if the connection is resting.
-    pub(super) fn wake(&mut self) {
-        if matches!(self.next, Some(Next::Resting(_))) {
-            self.start_attempt();
-        }
     }
 
     pub(super) fn on_attempted(&mut self, attempted: Result<Live, Arc<str>>) {
@@ -213,32 +201,16 @@ impl Lane {
         true
     }
 
-    /// Ends the live connection in favour of the next one.
-    pub(super) fn give_up(&mut self, why: &Arc<str>) {
-        self.park_in_flight(why);
-        self.live = None;
-        // Without a live connection there always is a next one. A probe that has been planned already stays as it is, with
-        // its pause: the server has not become easier to reach.
-        if self.next.is_none() {
-            self.start_attempt();
-        }
-        self.adopt_standby();
-    }
-
     pub(super) fn on_lost(&mut self, why: &Arc<str>) {
         self.park_in_flight(why);
-        let now = Instant::now();
-        let is_unused = self.live.take().is_some_and(|live| !live.is_used);
+        self.live = None;
         // A probe beside it becomes the connection, or is it already.
         if self.adopt_standby() || matches!(self.next, Some(Next::Connecting(..))) {
             return;
         }
-        let before = self.lost.replace((now, is_unused));
-        let was_unused = before.is_some_and(|(_, was_unused)| was_unused);
-        if is_unused && was_unused && self.parked.is_empty() {
-            // The server, or a proxy, closes idle connections: the next job opens one.
-            self.next = Some(Next::Resting(now + KEEPALIVE));
-        } else if before.is_some_and(|(at, _)| now - at < PROBE_PAUSE) {
+        let now = Instant::now();
+        let before = self.lost.replace(now);
+        if before.is_some_and(|before| now - before < PROBE_PAUSE) {
             // The server, or a proxy, closes every connection at once.
             self.next = Some(Next::Paused(now + PROBE_PAUSE));
         } else {
@@ -295,7 +267,6 @@ impl Lane {
         if let Some(live) = &mut self.live
             && calls.len() > 0
         {
-            live.is_used = true;
             live.sent = now;
             let check = &live.check;
             live.link.send(calls.len(), |output| {
@@ -395,7 +366,7 @@ impl Lane {
     pub(super) fn next_due(&self) -> Option<Instant> {
         match &self.next {
             Some(Next::Connecting(..)) => None,
-            Some(Next::Standby(_, at) | Next::Paused(at) | Next::Resting(at)) => Some(*at),
+            Some(Next::Standby(_, at) | Next::Paused(at)) => Some(*at),
             // The live connection leads to where the name led when it was opened.
             None if self.server.duplicate().is_some() => {
                 Some(self.live.as_ref()?.since + DUPLICATE_PAUSE)
@@ -464,7 +435,6 @@ async fn open(server: &RedisServer, began: Instant) -> Result<Live, Arc<str>> {
         quarantine,
         since: began,
         sent: began,
-        is_used: false,
         shares_from: began,
     })
 }

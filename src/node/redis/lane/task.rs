@@ -64,7 +64,7 @@ impl Lane {
                 }) => self.on_attempted(attempted),
                 has_jobs = poll_fn(|context| {
                     self.server.inbox.poll_ready(context, &mut self.finished)
-                }), if is_open && !self.calls.is_full() => {
+                }), if is_open && self.has_room() => {
                     is_open = has_jobs;
                     // On a busy connection, waits for callers that are about to submit: one batch costs less than
                     // two.
@@ -82,11 +82,16 @@ impl Lane {
         }
     }
 
+    /// Returns whether more jobs are taken. Of a server that is down, always: it gets only releases, and a lane that
+    /// took none would not notice either that its inbox is closed.
+    fn has_room(&self) -> bool {
+        !self.calls.is_full() || self.server.is_down()
+    }
+
     fn on_jobs(&mut self, jobs: impl ExactSizeIterator<Item = Job>) {
         let now = Instant::now();
         let failure = self.server.failure();
-        let is_live = self.live.is_some();
-        let may_send = is_live && (failure.is_some() || self.server.is_open());
+        let may_send = self.live.is_some() && (failure.is_some() || self.server.is_open());
         // A single job shares no call.
         let may_share = jobs.len() > 1;
         for job in jobs {
@@ -106,11 +111,7 @@ impl Lane {
                 self.parked.push_back(job);
             }
         }
-        if is_live {
-            self.send(now);
-        } else if !self.parked.is_empty() {
-            self.wake();
-        }
+        self.send(now);
     }
 
     /// Handles the replies that have arrived, behind which the connection may be lost.
@@ -253,12 +254,6 @@ impl Lane {
                 // So that the next lock does not have to find out that an idle connection is broken.
                 self.send_pipeline(pipe().cmd("PING"));
             }
-        }
-        // Whether it has to be executed, or its caller waits for it.
-        let is_useful = |job: &Job| job.may_unlock(now) || job.sender.is_open();
-        if self.calls.is_full() && self.is_silent() && !self.calls.jobs.iter().any(is_useful) {
-            // Otherwise the inbox would not be read, not even to notice that it is closed, while the server is silent.
-            self.give_up(&"no job on it is of use any more".into());
         }
         self.drop_unwanted(now);
         // Tries one of them; the others follow once the server accepts it.

@@ -21,7 +21,6 @@ pub(in super::super) async fn candidate() -> (Live, TcpStream) {
         quarantine: Duration::ZERO,
         since: Instant::now(),
         sent: Instant::now(),
-        is_used: false,
         shares_from: Instant::now(),
     };
     (opened, server.unwrap().0)
@@ -56,12 +55,10 @@ async fn live() -> Lane {
 #[tokio::test(start_paused = true)]
 async fn a_lost_connection_is_opened_again_at_once_and_then_after_a_pause() {
     let mut lane = live().await;
-    lane.live.as_mut().unwrap().is_used = true;
     lane.lose();
     assert!(is_connecting(&lane));
     for (after, is_down) in [(PROBE_PAUSE / 2, true), (2 * PROBE_PAUSE, false)] {
         lane.adopt_new().await;
-        lane.live.as_mut().unwrap().is_used = true;
         advance(after).await;
         lane.lose();
         assert_eq!(is_paused(&lane), is_down);
@@ -80,29 +77,8 @@ async fn more_is_known_at_the_end_of_an_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_lost_twice_without_use_rests_until_a_job_wakes_it() {
-    let mut lane = live().await;
-    lane.lose();
-    lane.wake();
-    assert!(is_connecting(&lane));
-    lane.adopt_new().await;
-    advance(LIMIT).await;
-    lane.lose();
-    assert!(matches!(lane.next, Some(Next::Resting(_))));
-    assert_eq!(lane.next_due(), Some(Instant::now() + KEEPALIVE));
-    lane.wake();
-    assert!(is_connecting(&lane));
-    lane.on_attempted(Err("refused".into()));
-    lane.wake();
-    assert!(is_paused(&lane));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_standby_replaces_a_live_connection_when_it_is_due_lost_or_given_up() {
-    let ways: [fn(&mut Lane); 3] = [Lane::on_timer, Lane::lose, |lane| {
-        lane.give_up(&"given up".into())
-    }];
-    for way in ways {
+async fn a_standby_replaces_a_live_connection_when_it_is_due_or_lost() {
+    for way in [Lane::on_timer, Lane::lose] {
         let mut lane = live().await;
         lane.start_attempt();
         assert!(lane.live.is_some() && lane.next.is_some());
@@ -131,26 +107,6 @@ async fn a_recovered_connection_drops_a_standby_to_the_same_memory_only() {
         assert_eq!(lane.on_recovered(), !is_used);
         assert!(lane.live.is_some() && lane.next.is_none());
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_connection_that_is_given_up_leaves_its_probe() {
-    let give_up = |lane: &mut Lane| lane.give_up(&"given up".into());
-    let mut lane = live().await;
-    give_up(&mut lane);
-    assert!(is_connecting(&lane));
-    lane.adopt_new().await;
-    lane.start_attempt();
-    give_up(&mut lane);
-    assert!(is_connecting(&lane));
-    lane.adopt_new().await;
-    lane.on_attempted(Err("refused".into()));
-    assert!(lane.live.is_some());
-    give_up(&mut lane);
-    assert_eq!(lane.next_due(), Some(Instant::now() + PROBE_PAUSE));
-    advance(PROBE_PAUSE).await;
-    lane.on_timer();
-    assert!(is_connecting(&lane));
 }
 
 #[tokio::test]

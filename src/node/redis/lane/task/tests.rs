@@ -496,6 +496,20 @@ async fn jobs_give_their_room_in_the_inbox_back_however_they_end() {
     ended(&bench, 1);
 }
 
+/// Its releases must reach the server, and a lane that takes no jobs would not notice that its node was dropped.
+#[tokio::test(start_paused = true)]
+async fn a_lane_with_all_its_batches_in_flight_takes_jobs_of_a_server_that_is_down() {
+    let mut bench = Bench::new().await;
+    let owner = Owner::new(1);
+    while bench.lane.has_room() {
+        bench.lane.on_jobs([bench.acquire(&owner)].into_iter());
+    }
+    bench.lane.server.inbox.close();
+    // Nothing listens where it tries to connect again.
+    let ended = tokio::time::timeout(TTL, bench.lane.run()).await;
+    ended.expect("it ends with its node");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_new_connection_stands_by_while_the_silent_one_may_still_answer() {
     let mut bench = Bench::new().await;
