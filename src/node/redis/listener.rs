@@ -4,8 +4,8 @@
 //!
 //! A process subscribes to a lock only while it waits for it. The listener therefore opens its connection for the
 //! first subscription and closes it some time after the last. One task owns the connection and the subscriptions;
-//! [`Listener::subscribe`] and the drop of a subscription send it commands through a channel, in order. The task
-//! writes what has queued up together.
+//! [`subscribe`] and the drop of a subscription send it commands through a channel, in order. The task writes what has
+//! queued up together.
 //!
 //! Invariants:
 //!
@@ -27,25 +27,12 @@ use deadpool_redis::redis::{Cmd, Value, cmd, from_redis_value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::node::Mutex;
 use crate::node::redis::describe::{describe_refusal, describe_timeout};
 use crate::node::redis::link::Link;
-use crate::node::redis::server::RedisServer;
+use crate::node::redis::server::{ListenerCommand, RedisServer};
 use crate::node::release_signal::{ReleaseSignal, Subscriber, Subscription};
 
-/// Subscribes to releases at one server.
-pub(super) struct Listener {
-    server: Arc<RedisServer>,
-    /// The channel to the task, which is closed while there is none. It has no bound of its own, because a command must not
-    /// be lost. Its senders bound it: lease tasks of the same home, which rest when the listener rests. Each subscribes
-    /// after an attempt that the lanes have answered, and unsubscribes once for that.
-    commands: Mutex<mpsc::UnboundedSender<ListenerCommand>>,
-}
-
-/// A lock, a signal to subscribe to it or to unsubscribe, and to subscribe the number of this server to the signal.
-type ListenerCommand = (Arc<[u8]>, Arc<ReleaseSignal>, Option<usize>);
-
-struct ListenerTask {
+struct Listener {
     server: Arc<RedisServer>,
     /// The signals of each lock, with the number of this server: that of the waiting callers, and those of watches.
     signals: HashMap<Arc<[u8]>, Vec<Subscriber>>,
@@ -71,43 +58,39 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// The number of commands that are written together.
 const MAX_BATCH: usize = 128;
 
+/// Subscribes a signal, to which this server is number `node`, to the releases of a lock.
+pub(super) fn subscribe(
+    server: &Arc<RedisServer>,
+    lock: &Arc<[u8]>,
+    (signal, node): Subscriber,
+) -> Subscription {
+    let (server, lock) = (Arc::clone(server), Arc::clone(lock));
+    send(
+        &server,
+        (Arc::clone(&lock), Arc::clone(&signal), Some(node)),
+    );
+    Subscription::new(move || send(&server, (lock, signal, None)))
+}
+
+fn send(server: &Arc<RedisServer>, command: ListenerCommand) {
+    let mut commands = server.listener.lock();
+    // Otherwise there is no task yet, or its home has ended. A subscription that ended with a task needs no new one.
+    if let Err(mpsc::error::SendError(command)) = commands.send(command)
+        && command.2.is_some()
+    {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        drop(sender.send(command));
+        *commands = sender;
+        drop(commands);
+        server.home.spawn(Listener::new(server).run(receiver));
+    }
+}
+
 impl Listener {
-    pub(super) fn new(server: &Arc<RedisServer>) -> Arc<Self> {
-        Arc::new(Self {
-            server: Arc::clone(server),
-            commands: Mutex::new(mpsc::unbounded_channel().0),
-        })
-    }
-
-    /// Subscribes a signal, to which this server is number `node`, to the releases of a lock.
-    pub(super) fn subscribe(
-        self: &Arc<Self>,
-        lock: &Arc<[u8]>,
-        (signal, node): Subscriber,
-    ) -> Subscription {
-        let (listener, lock) = (Arc::clone(self), Arc::clone(lock));
-        self.send((Arc::clone(&lock), Arc::clone(&signal), Some(node)));
-        Subscription::new(move || listener.send((lock, signal, None)))
-    }
-
-    fn send(&self, command: ListenerCommand) {
-        let mut commands = self.commands.lock();
-        // Otherwise there is no task yet, or its home has ended. A subscription that ended with a task needs no new one.
-        if let Err(mpsc::error::SendError(command)) = commands.send(command)
-            && command.2.is_some()
-        {
-            let (sender, receiver) = mpsc::unbounded_channel();
-            drop(sender.send(command));
-            *commands = sender;
-            drop(commands);
-            self.server.home.spawn(self.task().run(receiver));
-        }
-    }
-
-    fn task(&self) -> ListenerTask {
+    fn new(server: &Arc<RedisServer>) -> Self {
         let now = Instant::now();
-        ListenerTask {
-            server: Arc::clone(&self.server),
+        Self {
+            server: Arc::clone(server),
             signals: HashMap::new(),
             link: None,
             requests: VecDeque::new(),
@@ -117,9 +100,7 @@ impl Listener {
             has_warned: false,
         }
     }
-}
 
-impl ListenerTask {
     async fn run(mut self, mut commands: mpsc::UnboundedReceiver<ListenerCommand>) {
         let mut batch = Vec::new();
         loop {
@@ -272,7 +253,7 @@ impl ListenerTask {
 }
 
 /// The task's runtime may end before its subscriptions.
-impl Drop for ListenerTask {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.unsubscribe_all();
     }
@@ -291,13 +272,34 @@ pub(super) fn read_release(reply: &Value) -> Option<(&[u8], usize)> {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, duplex};
+    use tokio::runtime::Handle;
     use tokio::time::sleep;
 
     use crate::protocol::Quorum;
 
     use super::*;
+    use crate::node::redis::RedisNode;
     use crate::node::redis::server::tests::server;
-    use crate::node::{ReleaseSubscription, ReleaseWatch};
+    use crate::node::{Node, ReleaseSubscription, ReleaseWatch};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listener_ends_with_its_node_although_its_subscriptions_stay() {
+        let alive = || Handle::current().metrics().num_alive_tasks();
+        let node = RedisNode::new(Arc::into_inner(server()).unwrap());
+        let lock = Arc::from(&b"k"[..]);
+        let subscribe = |subscriber| node.subscribe(&lock, subscriber);
+        let subscription = ReleaseSubscription::new(Quorum::new(1).unwrap(), subscribe);
+        // It, and that of the home.
+        assert_eq!(alive(), 2);
+        sleep(KEEPALIVE).await;
+        assert_eq!(alive(), 2);
+        drop(node);
+        sleep(PAUSE).await;
+        assert_eq!(alive(), 1);
+        drop(subscription);
+        sleep(PAUSE).await;
+        assert_eq!(alive(), 0);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_connection_is_given_up_while_subscriptions_come_and_go() {
@@ -306,7 +308,7 @@ mod tests {
             let mut swallowed = [0; 1024];
             while theirs.read(&mut swallowed).await.is_ok_and(|read| read > 0) {}
         });
-        let mut task = Listener::new(&server()).task();
+        let mut task = Listener::new(&server());
         task.link = Some(Link::new(ours));
         let subscription = ReleaseSubscription::new(Quorum::new(1).unwrap(), |_| None);
         let signal = &subscription.signal;

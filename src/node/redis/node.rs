@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool::managed::{Object, PoolError};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::field::Empty;
 use tracing::trace_span;
@@ -21,7 +22,7 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::redis::decode::decode;
 use crate::node::redis::lane;
-use crate::node::redis::listener::Listener;
+use crate::node::redis::listener;
 use crate::node::redis::server::RedisServer;
 use crate::node::redis::table::{GenerationCheck, encode_call_into};
 use crate::node::release_signal::{Subscriber, Subscription};
@@ -32,17 +33,12 @@ use crate::protocol::message::Reply;
 /// A Redis server. Connects at first use: a server that is down at start-up is no error.
 pub(crate) struct RedisNode {
     server: Arc<RedisServer>,
-    /// Subscribes to releases, if the server's address is known.
-    listener: Option<Arc<Listener>>,
 }
 
 impl RedisNode {
     pub(crate) fn new(server: RedisServer) -> Self {
-        let is_known = server.pool.manager().address().is_some();
-        let server = Arc::new(server);
         Self {
-            listener: is_known.then(|| Listener::new(&server)),
-            server,
+            server: Arc::new(server),
         }
     }
 
@@ -69,9 +65,10 @@ impl RedisNode {
 
 opaque_debug! { RedisNode [name = server.name] }
 
-/// Ends the lane once it has sent what it must.
+/// Ends the listener, and the lane once it has sent what it must.
 impl Drop for RedisNode {
     fn drop(&mut self) {
+        *self.server.listener.lock() = mpsc::unbounded_channel().0;
         self.server.inbox.close();
     }
 }
@@ -126,8 +123,9 @@ impl Node for RedisNode {
     }
 
     fn subscribe(&self, lock: &Arc<[u8]>, subscriber: Subscriber) -> Option<Subscription> {
-        let listener = self.listener.as_ref()?;
-        Some(listener.subscribe(lock, subscriber))
+        // Only to a server whose address is known.
+        self.server.pool.manager().address()?;
+        Some(listener::subscribe(&self.server, lock, subscriber))
     }
 
     fn extra_patience(&self) -> Duration {

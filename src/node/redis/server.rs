@@ -25,6 +25,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use deadpool::managed::Pool;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
@@ -33,6 +34,7 @@ use crate::node::job::Job;
 use crate::node::redis::describe::PUBLISH_PERMISSIONS;
 use crate::node::redis::endpoint::{Connector, Endpoint};
 use crate::node::redis::guard::Guard;
+use crate::node::release_signal::ReleaseSignal;
 use crate::node::traits::NodeState;
 use crate::node::{Mutex, Peers, telemetry};
 
@@ -45,6 +47,10 @@ pub(crate) struct RedisServer {
     pub(super) timeouts: Timeouts,
     pub(super) guard: Arc<Guard>,
     pub(super) inbox: Inbox,
+    /// The channel to the listener, which is closed while there is none. It has no bound of its own, because a command must
+    /// not be lost. Its senders bound it: lease tasks of the same home, which rest when the listener rests. Each subscribes
+    /// after an attempt that the lanes have answered, and unsubscribes once for that.
+    pub(super) listener: Mutex<mpsc::UnboundedSender<ListenerCommand>>,
     /// Where its tasks live.
     pub(super) home: Arc<Home>,
     known: Mutex<Observation>,
@@ -57,6 +63,9 @@ pub(crate) struct RedisServer {
     /// Whether the missing permission to publish releases has been logged.
     has_warned: AtomicBool,
 }
+
+/// A lock, a signal to subscribe to it or to unsubscribe, and to subscribe the number of this server to the signal.
+pub(super) type ListenerCommand = (Arc<[u8]>, Arc<ReleaseSignal>, Option<usize>);
 
 /// What the lane last observed.
 #[derive(Default)]
@@ -91,6 +100,7 @@ impl RedisServer {
             timeouts,
             guard,
             inbox: Inbox::default(),
+            listener: Mutex::new(mpsc::unbounded_channel().0),
             home: Arc::clone(home),
             known: Mutex::default(),
             is_open: AtomicBool::new(true),
