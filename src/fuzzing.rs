@@ -15,6 +15,6 @@ pub use crate::lock::fuzzing::config_from_vars;
 pub use crate::middleware::{body::declared_length, token_header::clear as clear_token_header};
 #[cfg(feature = "redis")]
 pub use crate::node::redis::fuzzing::{
-    AdmissionGuard, ReplyStream, RequestCheck, deal, decode, node_name, read_release,
+    AdmissionGuard, ReplyStream, deal, decode, encode, read_release,
 };
 pub use crate::once::fuzzing::{decode_result, encode_result};

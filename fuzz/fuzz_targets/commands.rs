@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
-use tower_redlock::fuzzing::RequestCheck;
+use tower_redlock::fuzzing::encode;
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, HolderMark, Op, SharedOp};
 use tower_redlock::protocol::{
@@ -32,11 +32,11 @@ fuzz_target!(|data: &[u8]| {
         parts.concat().as_slice(),
     );
     let generation = (form & 1 == 1).then(|| GENERATION.to_owned());
-    let key = (form & 2 == 2).then(|| b"redlock:generation"[..].into());
+    let key: Option<Arc<[u8]>> = (form & 2 == 2).then(|| b"redlock:generation"[..].into());
     let generation = generation.and_then(|generation| Generation::parse(&generation));
-    let check = RequestCheck::new(key, generation);
+    let encode = |requests: &[_]| encode(requests, key.clone(), generation.clone());
     let alone = |request: &(Command, bool)| {
-        let call = check.encode(std::slice::from_ref(request));
+        let call = encode(std::slice::from_ref(request));
         arguments(&call.expect("it shares its call with no other"))
     };
     let namespace = Namespace::default();
@@ -108,7 +108,7 @@ fuzz_target!(|data: &[u8]| {
         assert!(is_of_record || is_of_operator || alone.contains(&owner(number)));
     }
     if requests.len() > 1
-        && let Some(call) = check.encode(&requests)
+        && let Some(call) = encode(&requests)
     {
         assert!(!is_shared);
         let arguments = arguments(&call);

@@ -1,11 +1,11 @@
 //! URLs of nodes. The first line is what stands in front of the password, and the second what follows.
 //!
-//! No URL panics, and no error and no name of a node shows a password.
+//! No URL panics, and no error shows a password, nor does a builder.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tower_redlock::fuzzing::node_name;
+use tower_redlock::Redlock;
 use tower_redlock_fuzz::first_line;
 
 const PASSWORD: &str = "Xyzzy-7-Plugh";
@@ -13,8 +13,8 @@ const PASSWORD: &str = "Xyzzy-7-Plugh";
 fuzz_target!(|data: &[u8]| {
     let (before, after) = first_line(data);
     let [before, after] = [before, after].map(String::from_utf8_lossy);
-    drop(node_name(&format!("{before}{after}")));
-    drop(node_name(&before));
+    drop(shown(&format!("{before}{after}")));
+    drop(shown(&before));
     let url = format!("redis://{before}:{PASSWORD}@{after}");
     // The password begins at the first colon, and ends at the last `@` in front of the host.
     let is_user = !before.contains([':', '/', '?', '#', '\\', '@', '\t', '\r']);
@@ -22,10 +22,17 @@ fuzz_target!(|data: &[u8]| {
     let rest = format!("{before}{after}").replace(['\t', '\n', '\r'], "");
     let [password, rest] = [PASSWORD, &*rest].map(str::to_lowercase);
     if is_user && !rest.contains(&password) {
-        let shown = match node_name(&url) {
-            Ok(name) => name.to_string(),
-            Err(why) => why,
-        };
+        let shown = shown(&url);
         assert!(!shown.to_lowercase().contains(&password), "{shown}");
     }
 });
+
+/// Returns what is shown of a URL: the name of its node, and the error if it is not usable.
+fn shown(url: &str) -> String {
+    let builder = Redlock::builder().url(url);
+    let name = format!("{builder:?}");
+    match builder.build() {
+        Ok(redlock) => format!("{name} {redlock:?}"),
+        Err(why) => format!("{name} {why} {why:?}"),
+    }
+}

@@ -5,13 +5,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use deadpool_redis::Config;
 use deadpool_redis::redis::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::node::failure::NodeFailure;
 use crate::node::redis::decode;
-use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
 use crate::node::redis::link::Link;
 use crate::node::redis::listener;
@@ -52,36 +50,29 @@ pub fn deal(mut reply: Value, commands: &[Command]) -> Vec<Value> {
     each.collect()
 }
 
-/// The check of the generation that requests carry.
-#[derive(Debug)]
-pub struct RequestCheck(GenerationCheck);
-
-impl RequestCheck {
-    /// Creates the check of a server.
-    #[must_use]
-    pub fn new(key: Option<Arc<[u8]>>, generation: Option<Generation>) -> Self {
-        Self(GenerationCheck {
-            key,
-            generation,
-            in_cluster_mode: false,
-        })
-    }
-
-    /// Encodes commands as one call; `None` if they may not share one. Each is given with whether it notifies.
-    #[must_use]
-    pub fn encode(&self, requests: &[(Command, bool)]) -> Option<Vec<u8>> {
-        let check = &self.0;
-        let commands = requests.iter();
-        let commands =
-            commands.map(|(command, notifies)| EncodedCommand::new(command, *notifies, check));
-        let commands: Vec<_> = commands.collect();
-        let may_share = |one: &EncodedCommand| one.key_hash.is_some() && one.is_shareable(check);
-        let are_alike =
-            |pair: &[EncodedCommand]| pair.iter().all(may_share) && pair[0].is_like(&pair[1]);
-        let mut written = BytesMut::new();
-        encode_call_into(commands.iter(), check, &mut written);
-        commands.windows(2).all(are_alike).then(|| written.into())
-    }
+/// Encodes commands as one call to a server with this generation key and generation; `None` if they may not share one. Each
+/// is given with whether it notifies.
+#[must_use]
+pub fn encode(
+    requests: &[(Command, bool)],
+    key: Option<Arc<[u8]>>,
+    generation: Option<Generation>,
+) -> Option<Vec<u8>> {
+    let check = &GenerationCheck {
+        key,
+        generation,
+        in_cluster_mode: false,
+    };
+    let commands = requests.iter();
+    let commands =
+        commands.map(|(command, notifies)| EncodedCommand::new(command, *notifies, check));
+    let commands: Vec<_> = commands.collect();
+    let may_share = |one: &EncodedCommand| one.key_hash.is_some() && one.is_shareable(check);
+    let are_alike =
+        |pair: &[EncodedCommand]| pair.iter().all(may_share) && pair[0].is_like(&pair[1]);
+    let mut written = BytesMut::new();
+    encode_call_into(commands.iter(), check, &mut written);
+    commands.windows(2).all(are_alike).then(|| written.into())
 }
 
 /// The restart guard of a lock service.
@@ -116,16 +107,6 @@ impl AdmissionGuard {
     pub fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
         self.0.duplicate_of(node)
     }
-}
-
-/// Reads the URL of a node, and returns the name to show.
-///
-/// # Errors
-///
-/// The URL is not usable.
-pub fn node_name(url: &str) -> Result<Arc<str>, String> {
-    let endpoint = Endpoint::from_config(&Config::from_url(url), None);
-    endpoint.map(|endpoint| endpoint.name)
 }
 
 /// Reads a message: the lock that was released, and the number of subscribers.
