@@ -95,7 +95,7 @@ impl ScriptedNodes {
     #[must_use]
     pub fn new(count: usize) -> Self {
         Self {
-            nodes: (0..count).map(|i| Arc::new(ScriptedNode::new(i))).collect(),
+            nodes: (0..count).map(ScriptedNode::new).collect(),
         }
     }
 
@@ -106,7 +106,7 @@ impl ScriptedNodes {
     /// If there is no such node.
     pub fn set(&self, node: usize, gate: Gate) {
         let mut script = self.nodes[node].script.lock();
-        script.gate = gate;
+        script.gate = Some(gate);
         script.by_kind.clear();
     }
 
@@ -175,9 +175,10 @@ pub(crate) struct ScriptedNode {
     script: Mutex<Script>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Script {
-    gate: Gate,
+    /// Ready if there is none.
+    gate: Option<Gate>,
     by_kind: BTreeMap<OpKind, Gate>,
     sent: BTreeMap<OpKind, usize>,
     /// Whether it refuses subscriptions to releases.
@@ -195,17 +196,11 @@ pub(crate) struct ScriptedLane {
 }
 
 impl ScriptedNode {
-    fn new(index: usize) -> Self {
-        Self {
+    fn new(index: usize) -> Arc<Self> {
+        Arc::new(Self {
             store: Arc::new(EmbeddedNode::new(index, Arc::default())),
-            script: Mutex::new(Script {
-                gate: Gate::Ready,
-                by_kind: BTreeMap::new(),
-                sent: BTreeMap::new(),
-                is_silent: false,
-                unanswered: Vec::new(),
-            }),
-        }
+            script: Mutex::default(),
+        })
     }
 }
 
@@ -251,10 +246,10 @@ impl Node for ScriptedLane {
         let gate = {
             let mut script = self.node.script.lock();
             *script.sent.entry(kind).or_default() += 1;
-            script.by_kind.get(&kind).copied().unwrap_or(script.gate)
+            script.by_kind.get(&kind).copied().or(script.gate)
         };
         let node = Arc::clone(self.name());
-        match gate {
+        match gate.unwrap_or(Gate::Ready) {
             Gate::Ready => self.post(Duration::ZERO, job),
             Gate::Slow(delay) => self.post(delay, job),
             Gate::Failing => {
