@@ -206,23 +206,15 @@ impl Job {
         if self.is_release() || is_quarantined && self.is_record() {
             return Ok(self);
         }
-        if !is_quarantined || !self.packet.acquires_with_record() {
+        let acquires = matches!(self.op(), Op::Acquire { .. });
+        let names = &self.packet.command.names;
+        if !is_quarantined || !acquires || names.iter().all(|name| name.record.is_none()) {
             return Err(self);
         }
         self.packet = self.packet.with(Op::Look, false);
         let extras = self.sender.extras.get_or_insert_default();
         extras.without_record = Some(failure.clone());
         Ok(self)
-    }
-
-    /// Returns the size of the record that the job carries.
-    pub(crate) fn bytes(&self) -> usize {
-        self.op().record_bytes()
-    }
-
-    /// Returns how much longer than the node timeout the job may take because of its size.
-    pub(crate) fn transit(&self) -> Duration {
-        self.op().transit()
     }
 }
 
@@ -255,11 +247,6 @@ impl Packet {
             owner: self.command.owner.clone(),
         };
         Self::new(command, notifies, self.until)
-    }
-
-    fn acquires_with_record(&self) -> bool {
-        let Command { names, op, .. } = &self.command;
-        matches!(op, Op::Acquire { .. }) && names.iter().any(|name| name.record.is_some())
     }
 }
 

@@ -331,7 +331,7 @@ const JOB: usize = 1 << 10;
 /// Returns how much of the room of an inbox a job takes: its own size, roughly, and that of its record. It does not change
 /// while the job is with the lane.
 pub(super) fn weight(job: &Job) -> usize {
-    JOB + job.bytes()
+    JOB + job.op().record_bytes()
 }
 
 impl Inbox {

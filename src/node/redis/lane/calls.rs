@@ -146,7 +146,7 @@ impl Calls {
         // A reply comes behind those to all earlier calls, and their records are transferred before it.
         // Those with a record share no call.
         let alone = self.jobs.back().filter(|_| jobs == 1);
-        let own_transit = alone.map(Job::transit).unwrap_or_default();
+        let own_transit = alone.map(|job| job.op().transit()).unwrap_or_default();
         self.transit += own_transit;
         self.unsent.0 += 1;
         self.unsent.1 += jobs;
