@@ -29,7 +29,7 @@ pub struct Introduction {
 }
 
 /// One client's knowledge of its nodes, by their names.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Admissions {
     window: Duration,
     nodes: BTreeMap<Arc<str>, Known>,

@@ -38,7 +38,7 @@ use crate::protocol::OwnerToken;
 use crate::protocol::admission::{Admissions, Generation, Introduction};
 
 /// The restart guard of all nodes of one lock service. If it is off, it only finds nodes that are one server.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Guard {
     /// The key of the generation; `None` if the guard is off.
     pub(super) generation_key: Option<Arc<[u8]>>,
@@ -58,10 +58,7 @@ impl Guard {
         Arc::new(Self {
             generation_key,
             admissions: Mutex::new(Admissions::new(window)),
-            warned_of_eviction: Mutex::default(),
-            has_duplicates: AtomicBool::new(false),
-            has_warned: AtomicBool::new(false),
-            epoch: Epoch::default(),
+            ..Self::default()
         })
     }
 
