@@ -143,10 +143,9 @@ impl Drop for EmbeddedNodes {
 impl SimNetwork for Line {
     fn carry(&self, node: usize, request: SimRequest) {
         let is_silent = self.board.reach(node, self.server) == Reach::Silent;
-        if let Some(command) = request.command()
-            && is_silent
-        {
-            let kind = kind_of(&command.op);
+        let op = &request.command().op;
+        if is_silent && *op != Op::Ping {
+            let kind = kind_of(op);
             self.board
                 .vote(self.server, node, kind, "silent", Duration::ZERO);
         }
@@ -180,7 +179,7 @@ impl Link {
             }
             let is_wanted = request.is_wanted(Instant::now());
             // A release is sent again while its key may be there. A paused node executes later what is still wanted.
-            if !is_wanted || is_broken && !request.is_release() {
+            if !is_wanted || is_broken && !request.command().op.is_release() {
                 if !is_shown {
                     self.show(&request, "failed", began);
                 }
@@ -199,14 +198,14 @@ impl Link {
         request.answer(outcome);
     }
 
-    fn execute(&mut self, command: Option<&Command>) -> Result<Reply, NodeFailure> {
+    fn execute(&mut self, command: &Command) -> Result<Reply, NodeFailure> {
         let now = clock(self.epoch);
         let memories = Arc::clone(&self.memories);
         let mut memory = lock(&memories[self.node]);
         let admitted = self.admit(&mut memory, now);
-        let Some(command) = command else {
+        if command.op == Op::Ping {
             return admitted.map(|_| Reply::Released);
-        };
+        }
         let reply = match admitted {
             Ok(Some(generation)) => memory.store.apply_in(&generation, command, now),
             Ok(None) => memory.store.apply(command, now),
@@ -281,9 +280,10 @@ impl Link {
     }
 
     fn show(&self, request: &SimRequest, answer: &str, began: Instant) {
-        if let Some(command) = request.command() {
+        let op = &request.command().op;
+        if *op != Op::Ping {
             let took = began.elapsed() + self.board.delay(self.node);
-            let kind = kind_of(&command.op);
+            let kind = kind_of(op);
             self.board.vote(self.server, self.node, kind, answer, took);
         }
     }
@@ -302,9 +302,9 @@ fn kind_of(op: &Op) -> &'static str {
     }
 }
 
-fn answer_of(command: Option<&Command>, outcome: &Result<Reply, NodeFailure>) -> &'static str {
+fn answer_of(command: &Command, outcome: &Result<Reply, NodeFailure>) -> &'static str {
     match outcome {
-        Ok(Reply::Lost) if command.is_some_and(|command| command.op.is_release()) => "released",
+        Ok(Reply::Lost) if command.op.is_release() => "released",
         Ok(Reply::Granted(_) | Reply::At(_)) => "granted",
         Ok(
             Reply::Held { .. } | Reply::HeldShared { .. } | Reply::HeldSlot { .. } | Reply::Lost,

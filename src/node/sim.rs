@@ -9,7 +9,7 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::release_signal::{Subscriber, Subscription};
 use crate::node::traits::Node;
-use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::message::{Command, Reply};
 
 /// The network between one process and its nodes, implemented by a simulation.
 ///
@@ -56,23 +56,17 @@ impl SimSubscriber {
 pub struct SimRequest(Job);
 
 impl SimRequest {
-    /// Returns the command; `None` for a health check.
+    /// Returns the command, which is [`Op::Ping`](crate::protocol::message::Op::Ping) for a health check.
     #[must_use]
-    pub fn command(&self) -> Option<&Command> {
-        Some(&self.0.packet.command).filter(|command| command.op != Op::Ping)
+    pub fn command(&self) -> &Command {
+        &self.0.packet.command
     }
 
     /// Returns whether to send the request. An acquisition whose attempt is decided must not be sent; a release
-    /// must be sent until its key has certainly expired.
+    /// must be sent, and reach the node in any case, until its key has certainly expired.
     #[must_use]
     pub fn is_wanted(&self, now: Instant) -> bool {
         self.0.is_wanted(now)
-    }
-
-    /// Returns whether this is a release, which must reach the node in any case.
-    #[must_use]
-    pub fn is_release(&self) -> bool {
-        self.0.is_release()
     }
 
     /// Returns whether the node notifies the subscribers of each lock that the request releases. It releases a

@@ -280,8 +280,8 @@ struct Repeating;
 
 impl SimNetwork for Repeating {
     fn carry(&self, _: usize, request: SimRequest) {
-        let reply = match request.command().map(|command| &command.op) {
-            Some(Op::Scan { position, .. }) => {
+        let reply = match &request.command().op {
+            Op::Scan { position, .. } => {
                 let page: usize = std::str::from_utf8(position).unwrap().parse().unwrap_or(0);
                 let keys = [page, page, page + 1, page + 1];
                 let next = page + 1;

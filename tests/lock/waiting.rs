@@ -109,8 +109,7 @@ struct Links {
 
 impl SimNetwork for Links {
     fn carry(&self, node: usize, request: SimRequest) {
-        let op = request.command().map(|command| &command.op);
-        if node == 0 && matches!(op, Some(Op::Acquire { .. })) {
+        if node == 0 && matches!(request.command().op, Op::Acquire { .. }) {
             self.attempts.fetch_add(1, Ordering::SeqCst);
         }
         let Some(delay) = self.delays.get(node).copied() else {
@@ -119,8 +118,8 @@ impl SimNetwork for Links {
         let nodes = self.nodes.clone();
         tokio::spawn(async move {
             sleep(delay).await;
-            let reply = request.command().map(|command| nodes.apply(node, command));
-            request.answer(Ok(reply.unwrap()));
+            let reply = nodes.apply(node, request.command());
+            request.answer(Ok(reply));
         });
     }
 }

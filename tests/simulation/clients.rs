@@ -162,8 +162,7 @@ impl SimNetwork for Line {
     fn carry(&self, node: usize, request: SimRequest) {
         if self.steps_on() {
             let now = self.epoch.elapsed();
-            let command = request.command().expect("no health is asked for").clone();
-            let reply = lock(&self.nodes)[node].apply(&command, now);
+            let reply = lock(&self.nodes)[node].apply(request.command(), now);
             request.answer(Ok(reply));
         } else {
             lock(&self.kept).push(request);

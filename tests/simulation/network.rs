@@ -340,9 +340,7 @@ impl State {
         if !self.processes[process].alive {
             return;
         }
-        if let Some(command) = parcel.command() {
-            self.note_order(command);
-        }
+        self.note_order(parcel.command());
         if let Some(failure) = self.failure(process, node, now).filter(|_| locks(&parcel)) {
             return parcel.answer(Err(failure));
         }
@@ -371,7 +369,7 @@ impl State {
     }
 
     fn transmit(&mut self, process: usize, node: usize, parcel: SimRequest, now: Duration) {
-        let (command, tells) = (parcel.command().cloned(), parcel.notifies());
+        let (command, tells) = (parcel.command().clone(), parcel.notifies());
         let message = self.next_message;
         self.next_message += 1;
         let delay = self.delay();
@@ -382,9 +380,9 @@ impl State {
         let (Some(connection), Some(generation)) = (link.open, link.generation.clone()) else {
             return;
         };
-        let Some(command) = command else {
+        if command.op == Op::Ping {
             return parcel.answer(Ok(Reply::Released));
-        };
+        }
         // On a connection, a lost message is lost with all that follow it.
         link.dead |= lost;
         let arrives = (now + delay).max(link.arrives);
@@ -541,9 +539,7 @@ impl State {
         if let Some(listeners) = told {
             parcel.set_subscribers(listeners);
         }
-        if let Some(command) = parcel.command().cloned() {
-            self.note_heard(to.node, &command, &reply);
-        }
+        self.note_heard(to.node, parcel.command(), &reply);
         let link = self.link(to.process, to.node);
         if reply == Reply::Amnesia {
             link.quarantined_until = Some(now + WINDOW);
@@ -695,9 +691,9 @@ impl State {
 
     /// Whether it goes out again on the next connection.
     fn is_sent_again(&self, parcel: &SimRequest) -> bool {
-        let op = parcel.command().map(|command| &command.op);
-        let is_record = matches!(op, Some(Op::Record { .. } | Op::TopUp { .. }));
-        parcel.is_release() || is_record && self.plan.records_again
+        let op = &parcel.command().op;
+        let is_record = matches!(op, Op::Record { .. } | Op::TopUp { .. });
+        op.is_release() || is_record && self.plan.records_again
     }
 
     fn link(&mut self, process: usize, node: usize) -> &mut Link {
@@ -929,13 +925,11 @@ fn lock_names(names: &[KeyNames]) -> Vec<Arc<[u8]>> {
 
 /// Whether it may lock something, so that it does not wait for a connection.
 fn locks(parcel: &SimRequest) -> bool {
-    let op = parcel.command().map(|command| &command.op);
     matches!(
-        op,
-        None | Some(
-            Op::Acquire { .. }
-                | Op::Confirm { .. }
-                | Op::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. })
-        )
+        parcel.command().op,
+        Op::Ping
+            | Op::Acquire { .. }
+            | Op::Confirm { .. }
+            | Op::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. })
     )
 }
