@@ -68,7 +68,6 @@ fn each_script_that_frees_a_lock_publishes_the_number_of_its_subscribers() {
     let mut subscribers = Vec::new();
     for (script, keys, args) in [
         ("release", "lock", "owner 1"),
-        ("release_all", "unheard lock", "owner 1"),
         ("release_batch", "unheard lock", "1 owner owner"),
         ("release_once", "lock intent", "owner 1"),
         ("release_shared", "lock readers", "owner 1"),

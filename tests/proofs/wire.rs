@@ -27,7 +27,7 @@ macro_rules! script {
 }
 
 /// The scripts as the node loads them.
-const SCRIPTS: [(&str, &str); 25] = [
+const SCRIPTS: [(&str, &str); 24] = [
     ("acquire", script!("acquire")),
     ("acquire_all", script!("acquire_all")),
     ("acquire_batch", script!("batch", "acquire_batch")),
@@ -46,7 +46,6 @@ const SCRIPTS: [(&str, &str); 25] = [
     ("record", script!("notify", "record")),
     ("release", script!("notify", "release")),
     ("release_after", script!("notify", "release_after")),
-    ("release_all", script!("notify", "release_all")),
     ("release_batch", script!("release_batch")),
     ("release_once", script!("notify", "release_once")),
     (
@@ -150,8 +149,9 @@ pub(crate) fn send_raw(
         Op::Release if !intents.is_empty() => {
             ("release_once", [locks, intents].concat(), vec![owner])
         }
-        Op::Release if !slots.is_empty() => ("release_after", locks, vec![owner, number(0)]),
-        Op::Release | Op::ReleaseExecuted if as_set => ("release_all", locks, vec![owner]),
+        Op::Release | Op::ReleaseExecuted if as_set => {
+            ("release_after", locks, vec![owner, number(0)])
+        }
         Op::Release | Op::ReleaseExecuted => ("release", locks, vec![owner]),
         Op::ReleaseAfter { left } => ("release_after", locks, vec![owner, millis(left)]),
         Op::Shared(SharedOp::Acquire { ttl }) => {

@@ -175,10 +175,7 @@ operations! {
         "release", lua!("notify", "release"),
         [Lock], [Owner, Notify],
         SharedCall { script: lua!("release_batch"), own: 1, common: 1..2, is_guarded: false };
-    RELEASE_ALL: (Op::Release | Op::ReleaseExecuted, [KeyNames { slots: None, .. }, ..], _) =>
-        "release", lua!("notify", "release_all"),
-        [Lock], [Owner, Notify];
-    // Of slots too, whose releases have a channel of their own.
+    // Of several keys, and of slots, whose releases have a channel of their own.
     RELEASE_AFTER: (Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. }, _, _) =>
         "release", lua!("notify", "release_after"),
         [Lock], [Owner, Time, Channels];

@@ -1,5 +1,5 @@
--- Releases the locks that this owner still holds, at once or after a while: until then they stay taken, and no other
--- client can tell them from held ones.
+-- Releases those locks that this owner still holds, at once or after a while: until then they stay taken, and no other
+-- client can tell them from held ones. A set that has lost one key must still release the others. The fences stay.
 -- KEYS: the locks.
 -- ARGV: owner, how long the locks stay taken in ms (0 to free them), and, to notify subscribers, the channel of each
 -- lock.
