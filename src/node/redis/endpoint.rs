@@ -144,12 +144,8 @@ impl Manager for Connector {
 
     /// Takes no round trip: a connection that turns out to be dead is replaced when it is used.
     async fn recycle(&self, link: &mut Link, _: &Metrics) -> RecycleResult<Arc<str>> {
-        match link.is_idle() {
-            true => Ok(()),
-            false => Err(RecycleError::message(
-                "it is closed, or a request on it was abandoned",
-            )),
-        }
+        let unusable = RecycleError::message("it is closed, or a request on it was abandoned");
+        link.is_idle().then_some(()).ok_or(unusable)
     }
 }
 
