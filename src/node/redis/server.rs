@@ -28,7 +28,7 @@ use deadpool::managed::Pool;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::node::failure::NodeFailure;
+use crate::node::failure::{NodeFailure, whole_seconds};
 use crate::node::home::Home;
 use crate::node::job::Job;
 use crate::node::redis::describe::PUBLISH_PERMISSIONS;
@@ -216,32 +216,26 @@ impl RedisServer {
         self.set(false, |known| *known = Observation::default());
     }
 
-    /// Reports that the server answers again, with the quarantine that it had.
-    pub(super) fn set_answering(&self) {
-        self.set_answered(|_| ());
-    }
-
-    /// Reports that the server answers and may vote.
-    pub(super) fn set_up(&self) {
-        let before = self.set_answered(|known| known.quarantined_until.take());
-        if before.is_some() {
-            tracing::warn!(node = &*self.name, "redlock node votes again");
-        }
-    }
-
-    /// Reports that the server answers and must not vote for this time.
-    pub(super) fn set_quarantined(&self, left: Duration) {
-        let until = Instant::now() + left;
-        let before = self.set_answered(|known| known.quarantined_until.replace(until));
+    /// Reports that the server answers, and until when it must not vote.
+    pub(super) fn set_answering(&self, quarantined_until: Option<Instant>) {
+        let (down, before) = self.set(true, |known| {
+            let before = std::mem::replace(&mut known.quarantined_until, quarantined_until);
+            (known.down.take(), before)
+        });
         let node = &*self.name;
-        match self.duplicate() {
-            _ if before.is_some() => {}
-            Some(why) => tracing::warn!(node, %why, "redlock node gives no votes"),
-            None => tracing::warn!(
+        if let Some((_, since)) = down {
+            tracing::warn!(node, down_for = ?since.elapsed(), "redlock node is up again");
+        }
+        telemetry::node_up(&self.name, self.group(), self.is_open());
+        match (before, quarantined_until, self.duplicate()) {
+            (Some(_), None, _) => tracing::warn!(node, "redlock node votes again"),
+            (None, Some(_), Some(why)) => tracing::warn!(node, %why, "redlock node gives no votes"),
+            (None, Some(until), None) => tracing::warn!(
                 node,
-                seconds_left = left.as_secs() + 1,
+                seconds_left = whole_seconds(until.saturating_duration_since(Instant::now())),
                 "redlock node was started or flushed recently and is quarantined; see restart_guard"
             ),
+            _ => {}
         }
     }
 
@@ -263,17 +257,6 @@ impl RedisServer {
     /// Notes when the lane asks the server again, or when an attempt to do so ends.
     pub(super) fn set_asked_at(&self, at: Option<Instant>) {
         self.known.lock().asked_at = at;
-    }
-
-    /// Notes an answer of the server, after which it is not down.
-    fn set_answered<T>(&self, change: impl FnOnce(&mut Observation) -> T) -> T {
-        let (down, changed) = self.set(true, |known| (known.down.take(), change(known)));
-        if let Some((_, since)) = down {
-            let node = &*self.name;
-            tracing::warn!(node, down_for = ?since.elapsed(), "redlock node is up again");
-        }
-        telemetry::node_up(&self.name, self.group(), self.is_open());
-        changed
     }
 
     fn set<T>(&self, is_tried: bool, change: impl FnOnce(&mut Observation) -> T) -> T {

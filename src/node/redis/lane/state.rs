@@ -79,8 +79,8 @@ pub(super) struct Live {
     pub(super) link: Link,
     /// What requests have beside their commands.
     pub(super) check: GenerationCheck,
-    /// For how long the server was quarantined when it was admitted.
-    pub(super) quarantine: Duration,
+    /// Until when the server is quarantined, by its admission.
+    pub(super) quarantined_until: Option<Instant>,
     /// Since when it is used; before that, since when it was being opened.
     pub(super) since: Instant,
     /// When something was last sent on it.
@@ -165,7 +165,7 @@ impl Lane {
                     self.park_in_flight(&why);
                     self.server.guard.forget(&self.server.name);
                 }
-                self.refuse_parked();
+                self.send_parked();
             }
         }
     }
@@ -178,16 +178,9 @@ impl Lane {
         self.last_took = Some(now - opened.since);
         self.attempts = 0;
         opened.since = now;
-        let left = opened.quarantine;
+        self.server.set_answering(opened.quarantined_until);
         self.live = Some(opened);
         self.next = None;
-        if left.is_zero() {
-            self.server.set_up();
-        } else {
-            self.server.set_quarantined(left);
-        }
-        // Jobs that waited for a server which turns out to be quarantined.
-        self.refuse_parked();
         self.send_parked();
     }
 
@@ -229,7 +222,7 @@ impl Lane {
             return !self.adopt_standby();
         }
         self.next = None;
-        self.server.set_answering();
+        self.server.set_answering(self.server.quarantined_until());
         true
     }
 
@@ -278,17 +271,15 @@ impl Lane {
         }
     }
 
-    /// Sends those of the parked jobs that are still wanted, unless there is no connection.
+    /// Sends the parked jobs if there is a connection, and fails those that are not sent to the server in its current state.
     pub(super) fn send_parked(&mut self) {
-        if self.live.is_none() {
-            return;
-        }
-        let now = Instant::now();
+        let (now, failure) = (Instant::now(), self.server.last_failure());
         for (job, count) in std::mem::take(&mut self.parked).into_iter().zip(1..) {
-            if job.is_wanted(now) {
+            let job = self.accept(job, failure.as_ref(), now);
+            if self.live.is_none() {
+                self.parked.extend(job);
+            } else if let Some(job) = job {
                 self.calls.add(job, shared_check(&self.live, now), now);
-            } else {
-                self.finished += weight(&job);
             }
             if count % MAX_BATCH == 0 {
                 self.send(now);
@@ -328,17 +319,6 @@ impl Lane {
         }
         // Refused releases are older than the jobs in flight.
         self.unpark_refused();
-    }
-
-    /// Fails the parked jobs that are not sent to the server in its current state.
-    pub(super) fn refuse_parked(&mut self) {
-        let (now, failure) = (Instant::now(), self.server.last_failure());
-        if failure.is_some() {
-            for job in std::mem::take(&mut self.parked) {
-                let kept = self.accept(job, failure.as_ref(), now);
-                self.parked.extend(kept);
-            }
-        }
     }
 
     /// Returns what to send for a job to a server that has this failure, if it has one. Fails a job that is not sent.
@@ -432,7 +412,7 @@ async fn open(server: &RedisServer, began: Instant) -> Result<Live, Arc<str>> {
     Ok(Live {
         link,
         check,
-        quarantine,
+        quarantined_until: (!quarantine.is_zero()).then(|| Instant::now() + quarantine),
         since: began,
         sent: began,
         shares_from: began,

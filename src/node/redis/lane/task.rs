@@ -171,7 +171,8 @@ impl Lane {
         }
         if forgot_all {
             // A new connection has it admitted again.
-            self.server.set_quarantined(self.server.guard.window());
+            let until = now + self.server.guard.window();
+            self.server.set_answering(Some(until));
             if self.next.is_none() {
                 self.start_attempt();
             }

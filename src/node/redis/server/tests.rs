@@ -34,9 +34,9 @@ pub(in super::super) fn server() -> Arc<RedisServer> {
 #[tokio::test]
 async fn a_server_that_stays_down_or_up_is_counted_once() {
     let server = server();
-    let up = || server.set_up();
+    let up = || server.set_answering(None);
     let down = || server.set_down(&"Connection refused".into());
-    let quarantined = || server.set_quarantined(Duration::ZERO);
+    let quarantined = || server.set_answering(Some(Instant::now()));
     let steps: [(&dyn Fn(), usize); 7] = [
         (&up, 3),
         (&down, 2),

@@ -18,7 +18,7 @@ pub(in super::super) async fn candidate() -> (Live, TcpStream) {
     let opened = Live {
         link: Link::new(client.unwrap()),
         check: GenerationCheck::default(),
-        quarantine: Duration::ZERO,
+        quarantined_until: None,
         since: Instant::now(),
         sent: Instant::now(),
         shares_from: Instant::now(),

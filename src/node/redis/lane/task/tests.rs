@@ -354,14 +354,14 @@ async fn lane_that_is_dropped_answers_its_jobs_and_leaves_only_releases() {
 #[tokio::test(start_paused = true)]
 async fn job_waits_while_it_is_not_known_whether_a_quarantine_is_over() {
     let mut bench = Bench::new().await;
-    bench.lane.server.set_quarantined(Duration::ZERO);
+    bench.lane.server.set_answering(Some(Instant::now()));
     let asked_at = bench.lane.knows_more_at();
     bench.lane.server.set_asked_at(asked_at);
     advance(2 * TTL).await;
     let job = bench.acquire(&Owner::new(1));
     bench.lane.on_jobs([job].into_iter());
     assert_eq!((bench.calls(), bench.outcomes()), (vec![], vec![]));
-    bench.lane.server.set_up();
+    bench.lane.server.set_answering(None);
     bench.lane.send_parked();
     assert_eq!(bench.calls(), [1]);
 }
