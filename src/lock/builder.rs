@@ -13,7 +13,7 @@ use crate::lock::settings::{RestartGuard, Settings, settings};
 use crate::lock::traces::Traces;
 use crate::node::Home;
 #[cfg(feature = "redis")]
-use crate::node::redis::{AnyProvider, CredentialsProvider, Guard, Login, Timeouts};
+use crate::node::redis::{AnyProvider, CredentialsProvider, Guard, Timeouts};
 use crate::protocol::{Namespace, Retry};
 
 /// Builds a [`Redlock`]; [`build`](Self::build) checks all settings at once.
@@ -283,10 +283,10 @@ impl RedlockBuilder {
                 connect: settings.connect_timeout,
             },
             #[cfg(feature = "redis")]
-            login: self.credentials.clone().map(|provider| Login {
-                provider,
-                limit: settings.connect_timeout,
-            }),
+            login: self
+                .credentials
+                .clone()
+                .map(|provider| (provider, settings.connect_timeout)),
             #[cfg(feature = "redis")]
             guard: match settings.quarantine()? {
                 Some(window) => Guard::new(window, Some(settings.namespace.generation())),

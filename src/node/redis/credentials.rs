@@ -149,33 +149,22 @@ impl AnyProvider {
             async move { provider.credentials(&node).await }.boxed()
         }))
     }
-}
 
-// It may have secrets.
-opaque_debug! { AnyProvider }
-
-/// A provider, and for how long it is asked.
-#[derive(Debug, Clone)]
-pub(crate) struct Login {
-    pub(crate) provider: AnyProvider,
-    pub(crate) limit: Duration,
-}
-
-impl Login {
     /// Asks for the credentials of a connection, and puts them into its settings.
     pub(super) async fn add_to(
         &self,
         settings: RedisConnectionInfo,
         node: &str,
+        limit: Duration,
     ) -> Result<RedisConnectionInfo, Arc<str>> {
         let asked = async {
-            let credentials = (self.provider.0)(node.into()).await?;
+            let credentials = (self.0)(node.into()).await?;
             credentials.add_to(settings).await
         };
         // What it panics with may have secrets, so it goes to the panic hook only.
         let asked = AssertUnwindSafe(asked).catch_unwind();
-        let late = || format!("no answer within {:?}, the connect_timeout", self.limit);
-        let asked = match timeout(self.limit, asked).await {
+        let late = || format!("no answer within {limit:?}, the connect_timeout");
+        let asked = match timeout(limit, asked).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err("the provider panicked".into()),
             Err(_) => Err(late().into()),
@@ -185,3 +174,9 @@ impl Login {
         })
     }
 }
+
+// It may have secrets.
+opaque_debug! { AnyProvider }
+
+/// A provider, and for how long it is asked.
+pub(crate) type Login = (AnyProvider, Duration);

@@ -109,7 +109,7 @@ impl Connector {
     /// Returns for how long a connection may wait for its credentials.
     pub(super) fn login_limit(&self) -> Duration {
         let login = self.address().and_then(|address| address.login.as_ref());
-        login.map_or(Duration::ZERO, |login| login.limit)
+        login.map_or(Duration::ZERO, |(_, limit)| *limit)
     }
 }
 
@@ -169,8 +169,8 @@ impl Address {
             let mut link = connected.map_err(|error| error.to_string())?;
             // Once the server is connected, because a token for a server that is down would be of no use.
             let mut settings = self.settings.clone();
-            if let Some(login) = &self.login {
-                settings = login.add_to(settings, &self.name).await?;
+            if let Some((provider, limit)) = &self.login {
+                settings = provider.add_to(settings, &self.name, *limit).await?;
             }
             let mut greeting = Pipeline::new();
             if let Some(password) = settings.password() {
