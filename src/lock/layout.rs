@@ -35,17 +35,10 @@ pub(crate) type ReadReceiver = watch::Receiver<Option<Result<Stored, LockError>>
 /// they are locked in both. Processes that know one of the layouts only exclude these processes there.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    /// The groups of both layouts, each once.
+    /// The groups of both layouts, each once: first those of the current one, in the order of its placement.
     groups: Vec<Arc<Group>>,
-    current: Placed,
-    next: Option<Placed>,
-}
-
-/// The groups that take part in one layout.
-#[derive(Debug)]
-struct Placed {
-    placement: Placement,
-    groups: Vec<Arc<Group>>,
+    current: Placement,
+    next: Option<(Placement, Vec<Arc<Group>>)>,
 }
 
 /// The keys that are locked in one group.
@@ -56,19 +49,18 @@ pub(crate) struct GroupKeys<'a> {
 }
 
 impl Layout {
-    /// Creates a layout of groups that are known by their names, and that which it moves to, if it does.
-    pub(crate) fn new(current: Vec<Arc<Group>>, next: Option<Vec<Arc<Group>>>) -> Self {
-        let mut groups = current.clone();
-        let added = next.iter().flatten();
-        groups.extend(
-            added
-                .filter(|added| !current.iter().any(|known| Arc::ptr_eq(known, added)))
-                .map(Arc::clone),
-        );
+    /// Creates a layout of the first `current` of these groups, and that which it moves to, if it does.
+    pub(crate) fn new(
+        groups: Vec<Arc<Group>>,
+        current: usize,
+        next: Option<Vec<Arc<Group>>>,
+    ) -> Self {
+        let name = |group: &Arc<Group>| Arc::clone(&group.name);
+        let placement = |groups: &[Arc<Group>]| Placement::new(groups.iter().map(name));
         Self {
+            current: placement(&groups[..current]),
+            next: next.map(|next| (placement(&next), next)),
             groups,
-            current: Placed::new(current),
-            next: next.map(Placed::new),
         }
     }
 
@@ -79,12 +71,13 @@ impl Layout {
 
     /// Returns the group of a key.
     pub(crate) fn group_of(&self, key: &LockKey) -> &Arc<Group> {
-        self.current.group_of(key)
+        &self.groups[self.current.group_of(key)]
     }
 
     /// Returns the group that a key moves to, if it moves.
     pub(crate) fn next_group_of(&self, key: &LockKey) -> Option<&Arc<Group>> {
-        let next = self.next.as_ref()?.group_of(key);
+        let (placement, groups) = self.next.as_ref()?;
+        let next = &groups[placement.group_of(key)];
         (!Arc::ptr_eq(next, self.group_of(key))).then_some(next)
     }
 
@@ -153,20 +146,6 @@ impl GroupKeys<'_> {
             .map(|held| (&held.group.name, held.keys.as_slice().last()));
         let begins = (&self.group.name, self.keys.as_slice().first());
         ends.max().is_none_or(|end| end < begins)
-    }
-}
-
-impl Placed {
-    fn new(groups: Vec<Arc<Group>>) -> Self {
-        let names = groups.iter().map(|group| Arc::clone(&group.name));
-        Self {
-            placement: Placement::new(names),
-            groups,
-        }
-    }
-
-    fn group_of(&self, key: &LockKey) -> &Arc<Group> {
-        &self.groups[self.placement.group_of(key)]
     }
 }
 

@@ -68,9 +68,6 @@ pub(super) struct NodeSettings {
     pub(super) guard: Arc<Guard>,
 }
 
-/// A group, with the name that it has in its layout.
-type Named<'a> = (Arc<str>, &'a NodeGroup);
-
 /// Implements the setters that add nodes, for a type with sources in this field.
 macro_rules! node_setters {
     ($type:ty, $($sources:ident).+) => {
@@ -199,21 +196,10 @@ impl<U: AsRef<str>, I: IntoIterator<Item = U>> From<I> for NodeGroup {
     }
 }
 
-/// Gives each group its name.
-fn with_names<'a>(
-    groups: &'a [NodeGroup],
-    setting: &'static str,
-) -> Result<Vec<Named<'a>>, BuildError> {
-    let mut named: Vec<Named<'a>> = Vec::with_capacity(groups.len());
-    for (position, group) in groups.iter().enumerate() {
-        let name = group.name.clone().unwrap_or_else(|| position.to_string());
-        if named.iter().any(|(other, _)| **other == *name) {
-            let remedy = "two groups have this name; a key belongs to one of them by the name, so give each its own";
-            return Err(BuildError::new(setting, &name, remedy));
-        }
-        named.push((name.into(), group));
-    }
-    Ok(named)
+/// Returns the names that groups have in their layout.
+fn names(groups: &[NodeGroup]) -> impl Iterator<Item = String> {
+    let groups = groups.iter().enumerate();
+    groups.map(|(position, group)| group.name.clone().unwrap_or_else(|| position.to_string()))
 }
 
 /// Makes the nodes of all groups, and their layout. Nodes outside of all groups are a group if there is no other.
@@ -235,36 +221,42 @@ pub(super) fn layout(
             return Err(BuildError::new("group", "nodes outside of it", remedy));
         }
     };
-    let present = with_names(present, setting)?;
-    let next = moving_to.map(|groups| with_names(groups, "moving_to"));
-    let next = next.transpose()?;
-    if next.as_ref().is_some_and(Vec::is_empty) {
+    if moving_to.is_some_and(<[_]>::is_empty) {
         let remedy = "there is no group to move to; name the new groups, or leave it out";
         return Err(BuildError::new("moving_to", 0, remedy));
     }
-    let all = present.iter().chain(next.iter().flatten());
-    let all: BTreeSet<&str> = all.map(|(name, _)| &**name).collect();
-    let (is_told, mut nodes_so_far) = (all.len() > 1, Vec::new());
-    let mut make =
-        |group: &Named<'_>, setting| nodes.group(group, setting, is_told, &mut nodes_so_far);
-    let made = present.iter().map(|group| make(group, setting));
-    let current = made.collect::<Result<Vec<_>, _>>()?;
-    let next = next.map(|next| {
-        let made = next.iter().map(|added| {
-            let known = present.iter().position(|(name, _)| *name == added.0);
-            let Some(known) = known else {
-                return make(added, "moving_to");
-            };
-            if present[known].1.identity() != added.1.identity() {
-                let remedy = "its nodes are not those that the group of this name has now, by host, port and database; give a group of other servers another name";
-                let value = format!("group {}", added.0);
-                return Err(BuildError::new("moving_to", value, remedy));
+    let all = names(present).chain(moving_to.into_iter().flat_map(names));
+    let is_told = all.collect::<BTreeSet<_>>().len() > 1;
+    // Each group once, beside what it was made of; and the names of their nodes.
+    let (mut made, mut nodes_so_far) = (Vec::<(Arc<Group>, &NodeGroup)>::new(), Vec::new());
+    let mut place = |groups, setting| {
+        let mut placed: Vec<Arc<Group>> = Vec::new();
+        for (name, group) in names(groups).zip(groups) {
+            if placed.iter().any(|other| *other.name == *name) {
+                let remedy = "two groups have this name; a key belongs to one of them by the name, so give each its own";
+                return Err(BuildError::new(setting, name, remedy));
             }
-            Ok(Arc::clone(&current[known]))
-        });
-        made.collect::<Result<Vec<_>, _>>()
-    });
-    Ok(Layout::new(current, next.transpose()?))
+            let known = made.iter().find(|(known, _)| *known.name == *name);
+            placed.push(match known {
+                Some((known, same)) if same.identity() == group.identity() => Arc::clone(known),
+                Some(_) => {
+                    let remedy = "its nodes are not those that the group of this name has now, by host, port and database; give a group of other servers another name";
+                    let value = format!("group {name}");
+                    return Err(BuildError::new(setting, value, remedy));
+                }
+                None => {
+                    let new = nodes.group(name, group, setting, is_told, &mut nodes_so_far)?;
+                    made.push((Arc::clone(&new), group));
+                    new
+                }
+            });
+        }
+        Ok(placed)
+    };
+    let current = place(present, setting)?.len();
+    let next = moving_to.map(|next| place(next, "moving_to")).transpose()?;
+    let made = made.into_iter().map(|(group, _)| group);
+    Ok(Layout::new(made.collect(), current, next))
 }
 
 impl NodeSettings {
@@ -272,7 +264,8 @@ impl NodeSettings {
     /// it is told.
     fn group(
         &self,
-        (name, group): &Named<'_>,
+        name: String,
+        group: &NodeGroup,
         setting: &'static str,
         is_told: bool,
         names: &mut Vec<Arc<str>>,
@@ -291,7 +284,8 @@ impl NodeSettings {
             };
             BuildError::new(setting, value, remedy)
         })?;
-        let label = is_told.then(|| Arc::clone(name));
+        let name: Arc<str> = name.into();
+        let label = is_told.then(|| Arc::clone(&name));
         let peers = Arc::new(Peers::new(quorum, label.as_ref()));
         let mut made = Vec::with_capacity(count);
         for source in &group.sources {
@@ -304,7 +298,7 @@ impl NodeSettings {
             made.push(node);
         }
         Ok(Arc::new(Group {
-            name: Arc::clone(name),
+            name,
             label,
             cluster: Cluster::new(made, quorum, &self.settings, &self.home),
             queue: Arc::default(),
