@@ -6,7 +6,7 @@
 //! outcome of the release. Two rules keep the two sides from missing each other:
 //!
 //! * From the grant on, zero shares is final. Dropping the last share wakes the task, and no new share can be taken.
-//! * The task stores an outcome when it closes the lease. If the lease is closed without an outcome, the task died.
+//! * The lease is closed once its release has an outcome. The task stores it as its last act, also when it dies.
 //!
 //! One mutex, and one [`Notify`] per side, carry all of this. A channel for each kind of message would cost more than
 //! the rest of the lease, and most locks end with no message other than the outcome of the release.
@@ -57,10 +57,8 @@ struct LeaseState {
     /// What the holder of an execution has said about its work.
     effect: Effect,
     commands: VecDeque<Box<HolderCommand>>,
-    /// The outcome of the release, once a majority has confirmed it or cannot.
+    /// The outcome of the release, once the task is done with the lease and takes no more commands.
     released: Option<Result<(), ReleaseError>>,
-    /// Whether the task is done with the lease, and takes no more commands.
-    is_closed: bool,
     /// The task, while it rests.
     rest: Option<Rest>,
 }
@@ -90,7 +88,6 @@ impl LockState {
                 effect: Effect::default(),
                 commands: VecDeque::new(),
                 released: None,
-                is_closed: false,
                 rest: None,
             }),
             notified: Notify::new(),
@@ -139,7 +136,7 @@ impl LockState {
     ///
     /// May be dropped at any point; the release goes on.
     pub(crate) async fn finish(&self, rest: Rest) -> Result<(), ReleaseError> {
-        let outcome = || self.state.lock().outcome();
+        let outcome = || self.state.lock().released.clone();
         rest.run(&self.spec.cluster.home, outcome).await
     }
 
@@ -236,8 +233,8 @@ impl LockState {
             loop {
                 // Created before the check, so that no notification is missed.
                 let changed = self.changed.notified();
-                if let Some(outcome) = self.state.lock().outcome() {
-                    return outcome;
+                if let Some(outcome) = &self.state.lock().released {
+                    return outcome.clone();
                 }
                 changed.await;
             }
@@ -309,7 +306,7 @@ impl LockState {
     /// Queues a command; returns false if the task accepts no more commands.
     fn send(&self, command: HolderCommand) -> bool {
         let mut state = self.state.lock();
-        if state.is_closed {
+        if state.released.is_some() {
             return false;
         }
         state.commands.push_back(Box::new(command));
@@ -375,20 +372,8 @@ impl Listed for LockState {
 
 impl LeaseState {
     fn lost(&self) -> Option<LostReason> {
-        let abandoned = self.is_closed.then_some(LostReason::Abandoned);
-        self.lost.or(abandoned)
-    }
-
-    /// Returns the outcome of the release, if it is known.
-    fn outcome(&self) -> Option<Result<(), ReleaseError>> {
-        let died = || {
-            // Even if the task had begun the release, the nodes may not have received it.
-            let reason = self.lost;
-            let reason = reason.filter(|reason| *reason != LostReason::Released);
-            Err(ReleaseError::Lost(reason.unwrap_or(LostReason::Abandoned)))
-        };
-        let released = self.released.clone();
-        released.or_else(|| self.is_closed.then(died))
+        let is_closed = self.released.is_some();
+        self.lost.or(is_closed.then_some(LostReason::Abandoned))
     }
 }
 
@@ -468,15 +453,18 @@ impl LockState {
         self.notified.notified().await;
     }
 
-    /// Publishes the outcome of the release, if it has one, as the last act of the task on the lease. Commands that remain
-    /// are dropped.
+    /// Publishes the outcome of the release, as the last act of the task on the lease; `None` if the task dies. Commands that
+    /// remain are dropped.
     pub(crate) fn close(&self, released: Option<Result<(), ReleaseError>>) {
         let mut state = self.state.lock();
-        if state.is_closed {
+        if state.released.is_some() {
             return;
         }
-        state.released = released;
-        state.is_closed = true;
+        // Even if a task that dies had begun the release, the nodes may not have received it.
+        let lost = state.lost;
+        let lost = lost.filter(|reason| *reason != LostReason::Released);
+        let died = || Err(ReleaseError::Lost(lost.unwrap_or(LostReason::Abandoned)));
+        state.released = Some(released.unwrap_or_else(died));
         let commands = std::mem::take(&mut state.commands);
         // Dropping a command wakes its sender, which locks the mutex.
         drop(state);
