@@ -386,11 +386,8 @@ impl Registry {
     }
 
     fn advance(&self, stage: DrainStage) {
-        self.stage.send_if_modified(|now| {
-            let is_further = stage > *now;
-            *now = stage.max(*now);
-            is_further
-        });
+        // Those that wait look whether it is far enough, so they may hear of the stage in which it is.
+        self.stage.send_modify(|now| *now = stage.max(*now));
     }
 }
 
