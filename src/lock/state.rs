@@ -173,24 +173,18 @@ impl LockState {
 
     /// Returns how much longer the lock is certainly held.
     pub(crate) fn valid_for(&self) -> Duration {
-        let (lost, valid_until) = self.standing();
-        match lost {
+        let state = self.state.lock();
+        match state.lost() {
             Some(_) => Duration::ZERO,
-            None => valid_until.saturating_duration_since(Instant::now()),
+            None => state.valid_until.saturating_duration_since(Instant::now()),
         }
     }
 
     /// Returns why the lock is lost: as reported, or by the clock, because a report is late if the thread of the task was
     /// busy or the process was stopped.
     pub(crate) fn lost_by_now(&self) -> Option<LostReason> {
-        let (lost, valid_until) = self.standing();
-        lost.or_else(|| (valid_until <= Instant::now()).then_some(LostReason::Expired))
-    }
-
-    /// Returns the reported loss and the end of the validity, for a comparison with a clock that is read behind them.
-    fn standing(&self) -> (Option<LostReason>, Instant) {
-        let state = self.state.lock();
-        (state.lost(), state.valid_until)
+        let is_lost = self.valid_for().is_zero();
+        is_lost.then(|| self.lost_reason().unwrap_or(LostReason::Expired))
     }
 
     /// Returns the reason if the task has reported the loss of the lock, or is gone.
@@ -282,18 +276,22 @@ impl LockState {
     ) -> impl Future<Output = CommandOutcome> + Send + use<> {
         let lease = Arc::clone(self);
         let (done, outcome) = oneshot::channel();
-        let is_sent = self.send(HolderCommand { input, done });
+        let command = Box::new(HolderCommand { input, done });
+        let mut state = self.state.lock();
+        // Otherwise its drop says that the task takes no more commands.
+        if state.released.is_none() {
+            state.commands.push_back(command);
+            drop(state);
+            self.wake();
+        }
         async move {
-            let lost = || {
-                let reason = lease.lost_reason().unwrap_or(LostReason::Abandoned);
-                ExtendError::Lost(reason)
-            };
-            if !is_sent {
-                return Err(lost());
-            }
             let cluster = &lease.spec.cluster;
-            match lease.spec.cluster.home.report(outcome).await {
-                Some(outcome) => outcome.unwrap_or_else(|_| Err(lost())),
+            match cluster.home.report(outcome).await {
+                Some(Ok(outcome)) => outcome,
+                Some(Err(_)) => {
+                    let reason = lease.lost_reason();
+                    Err(ExtendError::Lost(reason.unwrap_or(LostReason::Abandoned)))
+                }
                 None => Err(ExtendError::Unavailable {
                     reached: 0,
                     needed: cluster.quorum.majority(),
@@ -301,18 +299,6 @@ impl LockState {
                 }),
             }
         }
-    }
-
-    /// Queues a command; returns false if the task accepts no more commands.
-    fn send(&self, command: HolderCommand) -> bool {
-        let mut state = self.state.lock();
-        if state.released.is_some() {
-            return false;
-        }
-        state.commands.push_back(Box::new(command));
-        drop(state);
-        self.wake();
-        true
     }
 }
 
@@ -522,16 +508,11 @@ impl LockSpec {
             names,
             slot: None,
             lease: LeaseSpec {
-                access: Access::Exclusive,
                 ttl,
-                proposal: None,
                 retention: settings.fence_retention(),
                 node_timeout: settings.node_timeout,
                 renews: settings.renew,
-                is_partial: false,
-                max_hold: None,
-                hold_at_least: None,
-                once: None,
+                ..LeaseSpec::default()
             },
             is_fenced: settings.fencing,
             reader: None,
@@ -542,10 +523,8 @@ impl LockSpec {
 
     /// Returns who would hold a lock from now on, if the process or the lock has a word for it.
     fn holder(&self) -> Option<Holder> {
-        let (label, note) = (
-            self.cluster.settings.holder.as_deref(),
-            self.note.as_deref(),
-        );
+        let label = self.cluster.settings.holder.as_deref();
+        let note = self.note.as_deref();
         (label.is_some() || note.is_some()).then(|| Holder::new(label, note, wall_clock()))
     }
 
