@@ -27,7 +27,7 @@ pub enum Access {
 }
 
 /// What a caller asks for.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct LeaseSpec {
     /// How the caller is to hold the keys.
     pub access: Access,
