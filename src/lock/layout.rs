@@ -101,9 +101,7 @@ impl Layout {
     pub(crate) fn by_group(&self, keys: &LockKeys) -> Vec<GroupKeys<'_>> {
         let mut by_group: BTreeMap<(bool, &str), (&Arc<Group>, Vec<&LockKey>)> = BTreeMap::new();
         for key in keys.as_slice() {
-            let current = Some((false, self.group_of(key)));
-            let next = self.next_group_of(key).map(|next| (true, next));
-            for (is_next, group) in current.into_iter().chain(next) {
+            for (is_next, group) in self.groups_of(key) {
                 let entry = by_group.entry((is_next, &*group.name));
                 entry.or_insert_with(|| (group, Vec::new())).1.push(key);
             }
@@ -130,11 +128,16 @@ impl Layout {
         wanted.all(|wanted| last_held < Some(wanted))
     }
 
+    /// Returns the groups in which a key is locked, each with whether it is that of the next layout.
+    fn groups_of(&self, key: &LockKey) -> impl Iterator<Item = (bool, &Arc<Group>)> + use<'_> {
+        let next = self.next_group_of(key).map(|next| (true, next));
+        [(false, self.group_of(key))].into_iter().chain(next)
+    }
+
     /// Returns the places of a key in the order of all locks.
     fn positions<'k>(&'k self, key: &'k LockKey) -> impl Iterator<Item = (&'k str, &'k LockKey)> {
-        let groups = [Some(self.group_of(key)), self.next_group_of(key)];
-        let groups = groups.into_iter().flatten();
-        groups.map(move |group| (&*group.name, key))
+        let groups = self.groups_of(key);
+        groups.map(move |(_, group)| (&*group.name, key))
     }
 }
 
