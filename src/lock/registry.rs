@@ -12,8 +12,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -31,8 +31,8 @@ pub(crate) struct Registry {
     leases: Mutex<Leases>,
     /// Each running task has a receiver.
     running: watch::Sender<()>,
-    /// Notified when the keeper must look earlier than it is about to, or is not needed any more.
-    sooner: Arc<Notify>,
+    /// Notified when the keeper must look earlier than it is about to.
+    sooner: Notify,
     stage: watch::Sender<DrainStage>,
     /// Whether a second request of one task for a lock that is still held was logged.
     has_warned: AtomicBool,
@@ -94,19 +94,6 @@ pub(crate) struct UnsettledRelease {
 impl Leases {
     fn held(&self) -> impl Iterator<Item = &Held> {
         self.held.iter().flatten()
-    }
-
-    /// Returns the locks for which something is due by then, and when it is for the next one.
-    fn due(&mut self, by: Instant) -> (Vec<Arc<dyn Listed>>, Option<Instant>) {
-        let (mut due, mut next) = (Vec::new(), None::<Instant>);
-        for held in self.held.iter_mut().flatten() {
-            if held.due.take_if(|at| *at <= by).is_some() {
-                due.push(Arc::clone(&held.lock));
-            } else if let Some(at) = held.due {
-                next = Some(next.map_or(at, |next| next.min(at)));
-            }
-        }
-        (due, next)
     }
 
     /// Notes that a majority has released the keys of a ticket, if a guard of them was handed out. The lock is to be dropped
@@ -266,12 +253,13 @@ impl Registry {
         {
             let mut leases = self.leases.lock();
             // Wakes those that wait, which do not need the mutex to see the stage.
-            self.advance(DrainStage::Draining);
+            self.stage
+                .send_modify(|now| *now = DrainStage::Draining.max(*now));
             leases.released = 0;
         }
         let ended = tokio::time::timeout(timeout, self.running.closed()).await;
         if ended.is_err() {
-            self.advance(DrainStage::TimedOut);
+            self.stage.send_modify(|now| *now = DrainStage::TimedOut);
         }
         let (mut leases, now) = (self.leases.lock(), Instant::now());
         leases
@@ -348,29 +336,32 @@ impl Registry {
     /// Returns the keeper, which wakes each lock when something is due for it, until no lock rests.
     fn keeper(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
         // Before it is polled: the runtime may end at once, and with it the tasks of all locks, also of those that rest.
-        let mut registry = Left(Some(Arc::downgrade(self)), |registry: Weak<Self>| {
-            if let Some(registry) = registry.upgrade() {
-                registry.drop_rests();
-            }
-        });
-        let sooner = Arc::clone(&self.sooner);
+        let end = |registry: Arc<Self>| registry.drop_rests();
+        let mut ended = Left(Some(Arc::clone(self)), end);
+        let registry = Arc::clone(self);
         async move {
-            let wake_due = |registry: &Weak<Self>| registry.upgrade()?.wake_due();
-            while let Some(next) = registry.0.as_ref().and_then(wake_due) {
+            while let Some(next) = registry.wake_due() {
                 tokio::select! {
                     biased;
-                    () = sooner.notified() => {}
+                    () = registry.sooner.notified() => {}
                     () = sleep_until(next) => {}
                 }
             }
-            drop(registry.0.take());
+            drop(ended.0.take());
         }
     }
 
     /// Wakes the locks for which something is due, and returns when it is for the next one.
     fn wake_due(&self) -> Option<Instant> {
-        let mut leases = self.leases.lock();
-        let (due, next) = leases.due(Instant::now() + SLACK);
+        let (mut leases, mut due) = (self.leases.lock(), Vec::new());
+        let by = Instant::now() + SLACK;
+        let later = leases.held.iter_mut().flatten().filter_map(|held| {
+            if held.due.take_if(|at| *at <= by).is_some() {
+                due.push(Arc::clone(&held.lock));
+            }
+            held.due
+        });
+        let next = later.min();
         leases.looks_at = next;
         drop(leases);
         due.iter().for_each(|lock| lock.wake());
@@ -383,17 +374,6 @@ impl Registry {
         let held: Vec<_> = leases.held().map(|held| Arc::clone(&held.lock)).collect();
         drop(leases);
         held.iter().for_each(|lock| drop(lock.take_rest()));
-    }
-
-    fn advance(&self, stage: DrainStage) {
-        // Those that wait look whether it is far enough, so they may hear of the stage in which it is.
-        self.stage.send_modify(|now| *now = stage.max(*now));
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        self.sooner.notify_one();
     }
 }
 
