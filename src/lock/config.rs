@@ -126,20 +126,16 @@ impl RedlockConfig {
     }
 }
 
-macro_rules! read {
-    ($($(#[$doc:meta])+ $name:ident: $type:ty $(as $optional:ty)? = $default:expr;)+) => {
+macro_rules! fields {
+    ($($name:ident)+) => {
         /// The names of all settings that are data.
-        const NAMES: &[&str] = &["urls", "moving_to", "namespace", "holder", $(stringify!($name)),+];
+        const NAMES: &[&str] = &[$(stringify!($name)),+];
 
         /// A configuration file.
         #[cfg(feature = "serde")]
         #[derive(Default, serde::Deserialize)]
         #[serde(default, deny_unknown_fields)]
         struct Fields {
-            urls: Value,
-            moving_to: Value,
-            namespace: Value,
-            holder: Value,
             $($name: Value,)+
         }
 
@@ -149,14 +145,16 @@ macro_rules! read {
 
             fn try_from(fields: Fields) -> Result<Self, BuildError> {
                 let mut config = Self::default();
-                config.set("urls", fields.urls)?;
-                config.set("moving_to", fields.moving_to)?;
-                config.set("namespace", fields.namespace)?;
-                config.set("holder", fields.holder)?;
                 $(config.set(stringify!($name), fields.$name)?;)+
                 Ok(config)
             }
         }
+    };
+}
+
+macro_rules! read {
+    ($($(#[$doc:meta])+ $name:ident: $type:ty $(as $optional:ty)? = $default:expr;)+) => {
+        fields! { urls moving_to namespace holder $($name)+ }
 
         impl RedlockConfig {
             fn set(&mut self, name: &'static str, value: Value) -> Result<(), BuildError> {
