@@ -154,10 +154,9 @@ impl NodeGroup {
         Self::default()
     }
 
-    /// Sets the name, which decides on the keys of the group. Default: the position of the group, counted from zero.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
+    setters! {
+        /// Sets the name, which decides on the keys of the group. Default: the position of the group, counted from zero.
+        name(name: impl Into<String>) => name = Some(name.into());
     }
 
     /// Adds the nodes with these numbers behind a network that a simulation implements.
@@ -209,14 +208,10 @@ pub(super) fn layout(
     moving_to: Option<&[NodeGroup]>,
     nodes: &NodeSettings,
 ) -> Result<Layout, BuildError> {
-    let (present, setting) = match (groups, outside.sources.is_empty()) {
-        ([], true) => {
-            let remedy = "there is no node; add `url`, `urls`, `pool_config`, `pool` or `embedded`";
-            return Err(BuildError::new("nodes", 0, remedy));
-        }
-        ([], false) => (std::slice::from_ref(outside), "nodes"),
-        (groups, true) => (groups, "group"),
-        (_, false) => {
+    let (present, setting) = match groups {
+        [] => (std::slice::from_ref(outside), "nodes"),
+        groups if outside.sources.is_empty() => (groups, "group"),
+        _ => {
             let remedy = "each node belongs to one group; add these nodes as a `group` too";
             return Err(BuildError::new("group", "nodes outside of it", remedy));
         }
@@ -277,9 +272,7 @@ impl NodeSettings {
                 _ => format!("group {name}"),
             };
             let remedy = match count {
-                0 => {
-                    "there is no node in it; add `url`, `urls`, `pool_config`, `pool` or `embedded`"
-                }
+                0 => "there is no node; add `url`, `urls`, `pool_config`, `pool` or `embedded`",
                 _ => "there are more than 64 nodes, the most that a lock can ask; use an odd number from 3 to 7",
             };
             BuildError::new(setting, value, remedy)
