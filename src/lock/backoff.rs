@@ -342,11 +342,10 @@ pub(crate) struct Announcement {
 impl Announcement {
     /// Creates an announcement that no node knows yet.
     pub(crate) fn new(cluster: &Arc<Cluster>, names: &[KeyNames]) -> Self {
-        let namespace = &cluster.settings.namespace;
-        let names = names.iter().cloned();
+        let with_shared = |name: &KeyNames| cluster.settings.namespace.with_shared(name.clone());
         Self {
             cluster: Arc::clone(cluster),
-            names: names.map(|name| namespace.with_shared(name)).collect(),
+            names: names.iter().map(with_shared).collect(),
             owner: OwnerToken::from_random(unguessable()),
             votes: VoteReceiver::new(&cluster.names),
             gone_at: Instant::now(),

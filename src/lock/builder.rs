@@ -13,7 +13,7 @@ use crate::lock::settings::{RestartGuard, Settings, settings};
 use crate::lock::traces::Traces;
 use crate::node::Home;
 #[cfg(feature = "redis")]
-use crate::node::redis::{AnyProvider, CredentialsProvider, Guard, Timeouts};
+use crate::node::redis::{AnyProvider, CredentialsProvider, Timeouts};
 use crate::protocol::{Namespace, Retry};
 
 /// Builds a [`Redlock`]; [`build`](Self::build) checks all settings at once.
@@ -288,10 +288,7 @@ impl RedlockBuilder {
                 .clone()
                 .map(|provider| (provider, settings.connect_timeout)),
             #[cfg(feature = "redis")]
-            guard: match settings.quarantine()? {
-                Some(window) => Guard::new(window, Some(settings.namespace.generation())),
-                None => Guard::new(Duration::ZERO, None),
-            },
+            guard: settings.guard()?,
         };
         let next = self.moving_to.as_deref();
         let layout = layout(&self.nodes, &self.groups, next, &nodes)?;

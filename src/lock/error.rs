@@ -338,14 +338,6 @@ impl BuildError {
         }
     }
 
-    pub(crate) fn from_duration(
-        setting: &'static str,
-        value: Duration,
-        remedy: impl Into<String>,
-    ) -> Self {
-        Self::new(setting, format_args!("{value:?}"), remedy)
-    }
-
     /// Returns the name of the setting: that of its setter, or of the environment variable that it was read from.
     #[must_use]
     pub fn setting(&self) -> &str {
@@ -376,13 +368,13 @@ impl BuildError {
     pub(crate) fn check_ttl(setting: &'static str, ttl: Duration) -> Result<(), Self> {
         if validity::lifetime(whole_millis(ttl)).is_none() {
             let remedy = "it is used up by clock drift (ttl / 100 + 2 ms); use seconds";
-            return Err(Self::from_duration(setting, ttl, remedy));
+            return Err(Self::new(setting, format_args!("{ttl:?}"), remedy));
         }
         if ttl > LONGEST_TTL {
             let remedy = format!(
                 "a crashed holder would block others for that long; use at most {LONGEST_TTL:?}"
             );
-            return Err(Self::from_duration(setting, ttl, remedy));
+            return Err(Self::new(setting, format_args!("{ttl:?}"), remedy));
         }
         Ok(())
     }

@@ -254,12 +254,9 @@ impl Redlock {
     /// Adds the defaults for HTTP requests: their locks fail fast, and are renewed for a bounded time, because a
     /// client must not keep a lock for ever by reading slowly.
     pub(crate) fn request_options(&self, options: LockOptions) -> LockOptions {
-        let max_hold = options.max_hold.or(self.0.settings.max_hold);
-        LockOptions {
-            wait: options.wait.or(Some(Duration::ZERO)),
-            max_hold: max_hold.or(Some(MAX_HOLD_OF_REQUESTS)),
-            ..options
-        }
+        let max_hold = self.0.settings.max_hold.unwrap_or(MAX_HOLD_OF_REQUESTS);
+        let defaults = LockOptions::default().wait(Duration::ZERO);
+        options.or(defaults.max_hold(max_hold))
     }
 
     /// Checks the ttl of a layer against the settings of the service.
@@ -268,7 +265,7 @@ impl Redlock {
         let max = self.0.settings.max_ttl();
         if ttl > max {
             let remedy = format!("it is over max_ttl = {max:?}; raise that in the builder");
-            return Err(BuildError::from_duration("ttl", ttl, remedy));
+            return Err(BuildError::new("ttl", format_args!("{ttl:?}"), remedy));
         }
         Ok(())
     }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use crate::lock::error::{BuildError, LONGEST_TTL, LockError};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::Traces;
+#[cfg(feature = "redis")]
+use crate::node::redis::Guard;
 use crate::protocol::validity::whole_millis;
 use crate::protocol::{Namespace, Retry, is_shown, validity};
 
@@ -167,7 +169,7 @@ impl Settings {
         let (least, retention) = (self.least_retention(), self.fence_retention());
         let (asking, opening) = (self.node_timeout, self.connect_timeout);
         let refuse_if = |is_wrong: bool, setting, value, remedy: &str| match is_wrong {
-            true => Err(BuildError::from_duration(setting, value, remedy)),
+            true => Err(BuildError::new(setting, format_args!("{value:?}"), remedy)),
             false => Ok(()),
         };
         let remedy = format!("it is below ttl = {ttl:?}; raise it or lower ttl");
@@ -205,21 +207,26 @@ impl Settings {
         })
     }
 
-    /// Returns for how long a node that lost its memory is quarantined, if it is.
+    /// Creates the guard that quarantines nodes which lost their memory.
     #[cfg(feature = "redis")]
-    pub(super) fn quarantine(&self) -> Result<Option<Duration>, BuildError> {
+    pub(super) fn guard(&self) -> Result<Arc<Guard>, BuildError> {
         let max_ttl = self.max_ttl();
-        Ok(Some(match self.restart_guard {
-            RestartGuard::Off => return Ok(None),
+        let window = match self.restart_guard {
+            RestartGuard::Off => return Ok(Guard::new(Duration::ZERO, None)),
             RestartGuard::Auto => (2 * max_ttl).max(max_ttl + Duration::from_secs(5)),
             RestartGuard::For(window) if window > max_ttl && window <= LONGEST_RETENTION => window,
             RestartGuard::For(window) => {
                 let remedy = format!(
                     "a restarted node must not vote while a lock that it forgot may live; use more than max_ttl = {max_ttl:?} and at most {LONGEST_RETENTION:?}"
                 );
-                return Err(BuildError::from_duration("restart_guard", window, remedy));
+                return Err(BuildError::new(
+                    "restart_guard",
+                    format_args!("{window:?}"),
+                    remedy,
+                ));
             }
-        }))
+        };
+        Ok(Guard::new(window, Some(self.namespace.generation())))
     }
 
     /// Checks the ttl of a lock, and returns it in whole milliseconds, the unit of the nodes.
