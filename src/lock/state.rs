@@ -359,7 +359,8 @@ impl Listed for LockState {
 impl LeaseState {
     fn lost(&self) -> Option<LostReason> {
         let is_closed = self.released.is_some();
-        self.lost.or(is_closed.then_some(LostReason::Abandoned))
+        let abandoned = is_closed.then_some(LostReason::Abandoned);
+        self.lost.or(abandoned)
     }
 }
 

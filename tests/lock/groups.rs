@@ -298,7 +298,11 @@ fn settings_of_groups_that_cannot_work_are_refused() {
     let renamed = of(url()).moving_to([url().name("eu")]);
     for (builder, setting, told) in [
         (of(group()).embedded(3), "group", "belongs to one group"),
-        (two(group(), NodeGroup::new()), "group 1", "there is no node;"),
+        (
+            two(group(), NodeGroup::new()),
+            "group 1",
+            "there is no node;",
+        ),
         (same_name, "is a:", "two groups have this name"),
         (same_number, "is 1:", "two groups have this name"),
         (nowhere, "moving_to", "no group to move to"),
