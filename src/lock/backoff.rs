@@ -28,6 +28,7 @@ use crate::lock::queue::{Permit, Wait};
 use crate::lock::registry::DrainStage;
 use crate::lock::state::LockSpec;
 use crate::node::{Job, Node, Packet, ReleaseWatch, VoteReceiver, random_u64, unguessable};
+use crate::protocol::acquire::Contention;
 use crate::protocol::lease::{Access, Decided, TICK};
 use crate::protocol::message::{Command, Op, SharedOp};
 use crate::protocol::retry::{self, OnRelease};
@@ -66,19 +67,6 @@ pub(crate) enum AcquireError {
     Failed(LockError),
     /// The caller went away.
     Abandoned,
-}
-
-/// What an attempt has learned of the other callers.
-#[derive(Default)]
-pub(crate) struct Contention {
-    pub(crate) retry_after: Option<Duration>,
-    /// Whether this attempt got some nodes, so that perhaps no caller has a majority.
-    pub(crate) is_split: bool,
-    /// Whether readers hold the lock at some node.
-    pub(crate) is_shared: bool,
-    /// The free slots of the key, one bit for each.
-    pub(crate) free: u64,
-    pub(crate) holder: Option<Holder>,
 }
 
 impl From<LockError> for AcquireError {
@@ -157,11 +145,7 @@ impl Backoff {
             AcquireError::Contended(contention) => contention,
             refusal => return Err(refusal),
         };
-        let Contention {
-            retry_after,
-            holder,
-            ..
-        } = contention;
+        let (retry_after, holder) = (contention.expires_in, contention.holder);
         // At least a tick, the resolution of timers: shorter delays would all be equal, and zero on a paused
         // clock.
         let now = Instant::now();

@@ -98,13 +98,27 @@ pub enum AcquireStep {
     Decided(Decided),
 }
 
-/// The reason of a failed acquisition.
+/// The two reasons of a failed acquisition, which must never be mistaken for each other.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Refusal {
-    /// The state of the lock, as far as it is known.
-    pub kind: RefusalKind,
-    /// Whether some node granted it: then no contender may have won, and even a caller that does not wait
-    /// should retry at once.
+pub enum Refusal {
+    /// A majority of the nodes answered, and other owners hold too many of them.
+    Contended(Contention),
+    /// A majority of the nodes cannot be reached; nothing is known about the lock.
+    Unavailable {
+        /// The nodes that gave a vote, for this attempt or for another owner.
+        voted: NodeSet,
+        /// The nodes that had not answered the `ACQUIRE` when the others decided.
+        unanswered: NodeSet,
+    },
+}
+
+/// What an attempt has learned of the other owners.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Contention {
+    /// The time until enough nodes are free, if they reported it and the holders do not renew.
+    pub expires_in: Option<Duration>,
+    /// Whether some node granted the lock to this attempt: then no contender may have won, and even a caller that does
+    /// not wait should retry at once.
     pub is_split: bool,
     /// Whether readers hold it at some node, so that a caller that waits should keep new ones out.
     pub is_shared: bool,
@@ -112,22 +126,6 @@ pub struct Refusal {
     pub holder: Option<Holder>,
     /// The slots that are free at a majority of the nodes that refused this one, one bit for each.
     pub free: u64,
-    /// The nodes that gave a vote, for this attempt or for another owner.
-    pub voted: NodeSet,
-    /// The nodes that had not answered the `ACQUIRE` when the others decided.
-    pub unanswered: NodeSet,
-}
-
-/// The two meanings of a failed acquisition, which must never be mistaken for each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RefusalKind {
-    /// A majority of the nodes answered, and other owners hold too many of them.
-    Contended {
-        /// The time until enough nodes are free, if they reported it and the holders do not renew.
-        expires_in: Option<Duration>,
-    },
-    /// A majority of the nodes cannot be reached; nothing is known about the lock.
-    Unavailable,
 }
 
 impl AcquireRound {
@@ -444,24 +442,19 @@ impl AcquireRound {
         }
         let (granted, unanswered) = (self.granted, self.unanswered);
         let voted = granted.union(self.refused);
-        let kind = if voted.len() >= majority {
-            RefusalKind::Contended {
+        if voted.len() >= majority {
+            AcquireStep::Refused(Refusal::Contended(Contention {
                 expires_in: self.free_in(),
-            }
+                is_split: !granted.is_empty(),
+                is_shared: self.is_shared,
+                holder: self.holder().cloned(),
+                free: self.free_slots(),
+            }))
         } else if voted.len() + unanswered.len() < majority {
-            RefusalKind::Unavailable
+            AcquireStep::Refused(Refusal::Unavailable { voted, unanswered })
         } else {
-            return AcquireStep::Wait;
-        };
-        AcquireStep::Refused(Refusal {
-            kind,
-            is_split: !granted.is_empty(),
-            is_shared: self.is_shared,
-            holder: self.holder().cloned(),
-            free: self.free_slots(),
-            voted,
-            unanswered,
-        })
+            AcquireStep::Wait
+        }
     }
 
     /// Returns the holder that more than half of the nodes name that refused. Where callers compete, or one has died, nodes

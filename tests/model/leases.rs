@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tower_redlock::protocol::Quorum;
+use tower_redlock::protocol::acquire::Refusal;
 use tower_redlock::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec};
 use tower_redlock::protocol::message::{Answer, Op, Reply};
 
@@ -356,9 +357,11 @@ fn simplified(mut event: Event) -> Event {
     match &mut event {
         Event::Granted { acknowledged, .. } => *acknowledged = 0,
         Event::NotExtended { reached, silent } => (*reached, *silent) = Default::default(),
-        Event::Refused(refusal) => {
-            (refusal.is_split, refusal.is_shared) = (false, false);
-            (refusal.voted, refusal.unanswered) = Default::default();
+        Event::Refused(Refusal::Contended(contention)) => {
+            (contention.is_split, contention.is_shared) = (false, false);
+        }
+        Event::Refused(Refusal::Unavailable { voted, unanswered }) => {
+            (*voted, *unanswered) = Default::default();
         }
         _ => {}
     }

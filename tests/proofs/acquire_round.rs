@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal, RefusalKind};
+use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Contention, Refusal};
 use tower_redlock::protocol::message::{Answer, Reply};
 
 use crate::round_cases::{HELD, cases, granted, majority, quorum};
@@ -33,8 +33,7 @@ proptest! {
             known.push(expires_in);
             last = round.on_acquire(node, &Answer::Replied(Reply::Held { expires_in, shown: None }));
         }
-        let AcquireStep::Refused(Refusal { kind: RefusalKind::Contended { expires_in }, .. }) = last
-        else {
+        let AcquireStep::Refused(Refusal::Contended(Contention { expires_in, .. })) = last else {
             return Ok(());
         };
         let free_at = |time: Duration| {
@@ -68,7 +67,7 @@ fn free_slots_are_those_that_most_refusals_name() {
         for (node, answer) in answers.iter().enumerate() {
             last = round.on_acquire(node, answer);
         }
-        let AcquireStep::Refused(Refusal { free, .. }) = last else {
+        let AcquireStep::Refused(Refusal::Contended(Contention { free, .. })) = last else {
             panic!("{answers:?}: {last:?}");
         };
         assert_eq!(free, expected, "{answers:?}");

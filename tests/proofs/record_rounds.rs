@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use support::secs;
-use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal, RefusalKind};
+use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal};
 use tower_redlock::protocol::message::{Answer, Reply};
 use tower_redlock::protocol::round::{Decided, LookRound, LookStep, VoteRound, VoteStep};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, Record, Shown};
@@ -129,10 +129,8 @@ fn verdict_of(step: &AcquireStep) -> Verdict {
         AcquireStep::Wait => Verdict::Open,
         AcquireStep::Confirm(token) => Verdict::Confirm(*token),
         AcquireStep::Granted(token) => Verdict::Execute(*token),
-        AcquireStep::Refused(Refusal { kind, .. }) => match kind {
-            RefusalKind::Contended { .. } => Verdict::Contended,
-            RefusalKind::Unavailable => Verdict::Unavailable,
-        },
+        AcquireStep::Refused(Refusal::Contended(_)) => Verdict::Contended,
+        AcquireStep::Refused(Refusal::Unavailable { .. }) => Verdict::Unavailable,
         AcquireStep::Repair(record) => Verdict::Repair(number_of(record)),
         AcquireStep::Decided(Decided::Recorded(record)) => Verdict::Replay(number_of(record)),
         AcquireStep::Decided(Decided::OtherRequest) => Verdict::OtherRequest,
@@ -243,10 +241,12 @@ fn check_acquire(mut round: AcquireRound, fates: &[Fate], order: &[usize]) -> Op
                 assert_eq!(round.silent().len(), silent, "{}", context());
                 continue;
             }
-            AcquireStep::Refused(refusal) => {
+            AcquireStep::Refused(Refusal::Contended(contention)) => {
                 let granted = told.contains(&Some(Fate::Granted(7)));
-                assert_eq!(refusal.is_split, granted, "{}", context());
-                assert_eq!(refusal.voted.len(), reached(&told), "{}", context());
+                assert_eq!(contention.is_split, granted, "{}", context());
+            }
+            AcquireStep::Refused(Refusal::Unavailable { voted, .. }) => {
+                assert_eq!(voted.len(), reached(&told), "{}", context());
             }
             AcquireStep::Repair(_) => {
                 let granted = (0..fates.len()).filter(|node| fates[*node] == Fate::Granted(7));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, RefusalKind};
+use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal};
 use tower_redlock::protocol::message::{Answer, Reply};
 
 use crate::round_cases::{AMNESIA, HELD, LOST, asked, at, cases, granted, majority, quorum};
@@ -205,9 +205,16 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
                 pending.extend(journal.asked.iter().map(request));
             }
             AcquireStep::Refused(refusal) => {
-                let contended = matches!(refusal.kind, RefusalKind::Contended { .. });
-                prop_assert_eq!(refusal.is_split, grants > 0);
-                prop_assert_eq!(contended, refusal.voted.len() >= enough);
+                let contended = match refusal {
+                    Refusal::Contended(contention) => {
+                        prop_assert_eq!(contention.is_split, grants > 0);
+                        true
+                    }
+                    Refusal::Unavailable { voted, .. } => {
+                        prop_assert!(voted.len() < enough);
+                        false
+                    }
+                };
                 if journal.step == 0 {
                     let possible = grants + nodes - journal.acquired.len();
                     prop_assert!(possible < enough, "too early");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::lock::backoff::{AcquireError, Contention};
+use crate::lock::backoff::AcquireError;
 use crate::lock::cluster::submit_in_drop;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
@@ -19,7 +19,7 @@ use crate::lock::state::{HolderCommand, LockSpec, LockState};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
 use crate::node::{Job, LATE, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable};
-use crate::protocol::acquire::{Refusal, RefusalKind};
+use crate::protocol::acquire::Refusal;
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
 use crate::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec, TICK};
@@ -145,16 +145,10 @@ impl Driver {
 
     /// Returns the error of a refused attempt.
     fn refused(&mut self, refusal: Refusal) -> AcquireError {
-        if let RefusalKind::Contended { expires_in } = refusal.kind {
-            return AcquireError::Contended(Contention {
-                retry_after: expires_in,
-                is_split: refusal.is_split,
-                is_shared: refusal.is_shared,
-                free: refusal.free,
-                holder: refusal.holder,
-            });
-        }
-        let mut voted = refusal.voted;
+        let (mut voted, unanswered) = match refusal {
+            Refusal::Contended(contention) => return AcquireError::Contended(contention),
+            Refusal::Unavailable { voted, unanswered } => (voted, unanswered),
+        };
         // What has arrived since, so that the error names every node.
         while let Some(vote) = self.votes.try_recv() {
             if self.lease.counts(vote.phase) {
@@ -165,7 +159,7 @@ impl Driver {
                 voted.insert(vote.node);
             }
         }
-        let nodes = self.take_failures(refusal.unanswered.without(voted));
+        let nodes = self.take_failures(unanswered.without(voted));
         let cluster = &self.state.spec.cluster;
         let names = voted.iter().map(|node| Arc::clone(&cluster.names[node]));
         LockError::without_quorum(cluster.quorum.majority(), names.collect(), nodes).into()

@@ -30,7 +30,7 @@ use tokio::task;
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
-use crate::lock::backoff::{AcquireError, Backoff, Contention};
+use crate::lock::backoff::{AcquireError, Backoff};
 use crate::lock::cluster::Cluster;
 use crate::lock::driver::lease::Driver;
 use crate::lock::error::LockError;
@@ -42,6 +42,7 @@ use crate::lock::slots::{SlotTable, slot_at_random};
 use crate::lock::span::HeldSpan;
 use crate::lock::state::{LockSpec, LockState};
 use crate::node::random_u64;
+use crate::protocol::acquire::Contention;
 use crate::protocol::lease::Decided;
 
 /// How often in a row a caller goes on to another free slot before it waits. The nodes name those that are free, so

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::protocol::acquire::RefusalKind;
+use crate::protocol::acquire::{Contention, Refusal};
 use world::*;
 
 mod executing;
@@ -70,10 +70,10 @@ fn refused_attempt_is_released_where_it_may_be_held_and_nowhere_else() {
     let (first, second) = (world.call(spec(7)), world.call(spec(8)));
     world.serve(first, &[0, 1]);
     world.serve(second, &[2, 0, 1]);
-    let [Event::Refused(refusal)] = &world.callers[second].events[..] else {
+    let [Event::Refused(Refusal::Contended(contention))] = &world.callers[second].events[..] else {
         panic!("{:?}", world.callers[second].events);
     };
-    assert!(matches!(refusal.kind, RefusalKind::Contended { .. }) && refusal.is_split);
+    assert!(contention.is_split);
     assert_eq!(world.asked(second), [0, 0, 1]);
     // Others hold the key, so nobody waits for this.
     assert_eq!(world.callers[second].published, 0);
@@ -87,10 +87,11 @@ fn nodes_that_are_silent_for_too_long_count_as_failed_and_are_released() {
     let mut world = World::of(spec(7));
     world.serve(0, &[1]);
     world.pass(START + NODE_TIMEOUT);
-    let [Event::Refused(refusal)] = &world.events()[..] else {
+    let [Event::Refused(Refusal::Unavailable { voted, unanswered })] = &world.events()[..] else {
         panic!("it is not refused");
     };
-    assert_eq!(refusal.kind, RefusalKind::Unavailable);
+    // Each of the others has failed.
+    assert!(voted.iter().eq([1]) && unanswered.is_empty());
     world.execute(0, 0);
     world.answer(0, 0);
     world.serve(0, &[0, 1]);
@@ -237,10 +238,9 @@ fn refused_key_is_held_until_a_time_that_is_known() {
     let (first, second) = (world.call(spec(7)), world.call(spec(8)));
     world.serve(first, &[0, 1, 2]);
     world.serve(second, &[0, 1]);
-    let refusal = match &world.callers[second].events[..] {
-        [Event::Refused(refusal), ..] => refusal.kind,
-        events => panic!("{events:?}"),
-    };
-    let expires_in = Some(TTL);
-    assert_eq!(refusal, RefusalKind::Contended { expires_in });
+    let refused = Event::Refused(Refusal::Contended(Contention {
+        expires_in: Some(TTL),
+        ..Contention::default()
+    }));
+    assert_eq!(world.callers[second].events[0], refused);
 }
