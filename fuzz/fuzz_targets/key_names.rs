@@ -60,12 +60,12 @@ fn names(namespace: &Namespace, key: &[u8]) -> Option<[Arc<[u8]>; 6]> {
     let (names, alone) = (names.ok()?, alone.ok()?.first().cloned()?);
     assert_eq!((&names.lock, &names.fence), (&alone.lock, &alone.fence));
     let names = namespace.with_shared(names);
-    let (record, shared) = (names.record?, names.shared?);
+    let shared = names.shared?;
     Some([
         names.lock,
         names.fence,
-        record.done,
-        record.intent?.name,
+        names.record?,
+        names.intent?.name,
         shared.readers,
         shared.writer,
     ])

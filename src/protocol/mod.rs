@@ -194,9 +194,7 @@ pub(crate) use key::Few;
 pub(crate) use key::split_part;
 pub use key::{KeyError, LockKey, LockKeys};
 pub(crate) use names::hex;
-pub use names::{
-    IntentName, KeyNames, MAX_CLEAR_KEY, Namespace, RecordNames, SharedNames, SlotNames,
-};
+pub use names::{IntentName, KeyNames, MAX_CLEAR_KEY, Namespace, SharedNames, SlotNames};
 pub(crate) use placement::MAX_SLOTS;
 pub use placement::Placement;
 pub use quorum::{NodeSet, Quorum};

@@ -18,8 +18,10 @@ pub struct KeyNames {
     pub lock: Arc<[u8]>,
     /// Holds the highest fencing number granted and its grantee; outlives the lock.
     pub fence: Arc<[u8]>,
-    /// The further keys of a key that keeps records.
-    pub record: Option<RecordNames>,
+    /// Of a key that keeps records, holds the [`Record`](crate::protocol::Record).
+    pub record: Option<Arc<[u8]>>,
+    /// Of one that keeps records, if intents are enabled.
+    pub intent: Option<IntentName>,
     /// The further keys of a key that readers share.
     pub shared: Option<SharedNames>,
     /// The further keys of a lock that is one slot of several.
@@ -36,18 +38,8 @@ impl KeyNames {
 
     /// Returns how long the intent of an execution lives, if one is kept.
     pub fn intent_retention(&self) -> Option<Duration> {
-        let intent = self.record.as_ref()?.intent.as_ref()?;
-        Some(intent.retention)
+        self.intent.as_ref().map(|intent| intent.retention)
     }
-}
-
-/// The Redis keys beside a lock whose outcome is recorded.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RecordNames {
-    /// Holds the [`Record`](crate::protocol::Record).
-    pub done: Arc<[u8]>,
-    /// Holds the owner that may have executed and left no record, if intents are enabled.
-    pub intent: Option<IntentName>,
 }
 
 /// The Redis keys beside a lock that readers share.
@@ -135,12 +127,10 @@ impl Namespace {
     ) -> Result<KeyNames, KeyError> {
         LockKeys::from(key.clone()).check()?;
         let mut names = self.name(key, digest)?;
-        names.record = Some(RecordNames {
-            done: self.beside(&names.lock, "done"),
-            intent: intents.map(|retention| IntentName {
-                name: self.beside(&names.lock, "intent"),
-                retention,
-            }),
+        names.record = Some(self.beside(&names.lock, "done"));
+        names.intent = intents.map(|retention| IntentName {
+            name: self.beside(&names.lock, "intent"),
+            retention,
         });
         Ok(names)
     }
@@ -328,11 +318,11 @@ mod tests {
             let namespace = Namespace::new(namespace).unwrap();
             let intents = intents.then_some(Duration::from_secs(1));
             let names = namespace.names_with_record(&"a".into(), intents, digest);
-            let record = names.unwrap().record.unwrap();
+            let names = names.unwrap();
             let text = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
             (
-                text(&record.done),
-                record.intent.map(|intent| text(&intent.name)),
+                text(&names.record.unwrap()),
+                names.intent.map(|intent| text(&intent.name)),
             )
         };
         assert_eq!(named("redlock", false), ("redlock:{a}:done".into(), None));
@@ -425,8 +415,8 @@ mod tests {
                 let names = namespace.names_with_record(&key, Some(Duration::ZERO), digest);
                 let names = namespace.with_shared(names.unwrap());
                 assert_eq!(namespace.key_of(&names.lock), Some(key));
-                let (record, shared) = (names.record.unwrap(), names.shared.unwrap());
-                let beside = [names.fence, record.done, record.intent.unwrap().name];
+                let (intent, shared) = (names.intent.unwrap().name, names.shared.unwrap());
+                let beside = [names.fence, names.record.unwrap(), intent];
                 for name in beside.iter().chain([&shared.readers, &shared.writer]) {
                     assert_eq!(namespace.key_of(name), None, "{}", name.escape_ascii());
                 }

@@ -41,8 +41,7 @@ impl Store {
     /// Executes one request, atomically.
     pub fn apply(&mut self, command: &Command, now: Duration) -> Reply {
         let Command { names, owner, op } = command;
-        let first = names.first().and_then(|name| name.record.as_ref());
-        let kept = first.and_then(|record| self.kept(record, now));
+        let kept = names.first().and_then(|name| self.kept(name, now));
         match op {
             Op::Acquire {
                 proposal,
@@ -93,7 +92,7 @@ impl Store {
                 };
                 // Any owner's: its outcome is this record, and an intent that outlives the record would
                 // refuse the key.
-                if let Some(intent) = intent_of(name) {
+                if let Some(intent) = &name.intent {
                     self.intents.remove(&intent.name);
                 }
                 self.keep(name, record, now + *retention, now)
@@ -113,7 +112,8 @@ impl Store {
     ) -> Reply {
         let (mut ours, mut last, mut is_intended, mut fence) = (0, None::<&Lock>, false, 0);
         for name in names.iter() {
-            let intent = intent_of(name).and_then(|intent| self.intents.get(&intent.name));
+            let intent = name.intent.as_ref();
+            let intent = intent.and_then(|intent| self.intents.get(&intent.name));
             let is_others = |intent: &Mark| intent.expires > now && intent.owner != *owner;
             is_intended |= intent.is_some_and(is_others);
             let known = self.locks.get(&name.lock);
@@ -164,7 +164,7 @@ impl Store {
             }
             if known.lock(now).is_none() {
                 let owner = owner.clone();
-                if let Some(IntentName { name, retention }) = intent_of(name) {
+                if let Some(IntentName { name, retention }) = &name.intent {
                     let intent = Mark {
                         owner: owner.clone(),
                         expires: now + *retention,
@@ -220,7 +220,7 @@ impl Store {
         for name in command.names.iter() {
             let lock = self.unlock(name, |lock| lock.is_of(owner));
             held += usize::from(lock.is_some_and(|lock| lock.expires > now));
-            if let Some(intent) = intent_of(name).filter(|_| !executed) {
+            if let Some(intent) = name.intent.as_ref().filter(|_| !executed) {
                 unmark(&mut self.intents, &intent.name, owner);
             }
         }
@@ -272,7 +272,7 @@ impl Store {
         Seen {
             state: self.state(name, now),
             fence: self.fence(name, now).map(|fence| fence.number),
-            is_recorded: record.is_some_and(|record| self.kept(record, now).is_some()),
+            is_recorded: self.kept(name, now).is_some(),
             at: now,
             mark: self.lock(name, now).map(Lock::mark),
             holders: self.holders(name, now),
@@ -303,8 +303,8 @@ impl Store {
     }
 
     /// Returns the record and the time until it expires, if there is one.
-    fn kept(&self, names: &RecordNames, now: Duration) -> Option<(&Record, Duration)> {
-        let kept = self.records.get(&names.done)?;
+    fn kept(&self, name: &KeyNames, now: Duration) -> Option<(&Record, Duration)> {
+        let kept = self.records.get(name.record.as_ref()?)?;
         let left = kept.expires.checked_sub(now)?;
         (!left.is_zero()).then_some((&kept.record, left))
     }
@@ -316,16 +316,16 @@ impl Store {
         expires: Duration,
         now: Duration,
     ) -> Reply {
-        let Some(names) = &name.record else {
+        let Some(record_name) = &name.record else {
             return Reply::NotDone;
         };
         let kept = Kept {
             record: record.clone(),
             expires,
         };
-        self.records.insert(Arc::clone(&names.done), kept);
+        self.records.insert(Arc::clone(record_name), kept);
         self.sweep(now);
-        done(self.kept(names, now), Record::head).unwrap_or(Reply::NotDone)
+        done(self.kept(name, now), Record::head).unwrap_or(Reply::NotDone)
     }
 }
 
@@ -336,10 +336,6 @@ fn done(kept: Option<(&Record, Duration)>, part: fn(&Record) -> Record) -> Optio
         record: part(record),
         expires_in,
     })
-}
-
-fn intent_of(name: &KeyNames) -> Option<&IntentName> {
-    name.record.as_ref()?.intent.as_ref()
 }
 
 #[cfg(test)]

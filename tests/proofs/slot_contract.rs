@@ -13,7 +13,7 @@ use crate::wire::{eval, rounded, send, start_node, text};
 fn record_of_a_key_is_seen_and_its_owner_is_not() {
     let mut node = start_node();
     let name = &seen_names("x")[0];
-    let record = text(&name.record.as_ref().unwrap().done);
+    let record = text(name.record.as_ref().unwrap());
     node.call(&["SET", &record, "a record"]);
     node.call(&["SET", &text(&name.lock), "the owner"]);
     let command = Command {

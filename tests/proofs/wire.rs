@@ -103,8 +103,8 @@ pub(crate) fn send_raw(
     };
     let locks = keys(|name| Some(&name.lock));
     let mut fences = keys(|name| Some(&name.fence));
-    let records = keys(|name| Some(&name.record.as_ref()?.done));
-    let intents = keys(|name| Some(&name.record.as_ref()?.intent.as_ref()?.name));
+    let records = keys(|name| name.record.as_ref());
+    let intents = keys(|name| Some(&name.intent.as_ref()?.name));
     let readers = keys(|name| Some(&name.shared.as_ref()?.readers));
     let writers = keys(|name| Some(&name.shared.as_ref()?.writer));
     let slots = names.iter().filter_map(|name| name.slots.as_deref());

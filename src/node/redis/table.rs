@@ -31,7 +31,7 @@ use self::Part::{
 use self::Verb::Plain;
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Op, SharedOp};
-use crate::protocol::{KeyNames, RecordNames};
+use crate::protocol::KeyNames;
 
 /// One row of the table: an operation as one Redis command.
 #[derive(Debug)]
@@ -168,7 +168,7 @@ operations! {
         SharedCall { script: lua!("batch", "confirm_batch"), own: 2, common: 2..4, is_guarded: false };
     CONFIRM_ALL: (Op::Confirm { .. }, _, _) => "confirm", lua!("confirm_all"),
         [Lock, NumberedFence], [Owner, Number, Time, Retention, Count];
-    RELEASE_ONCE: (Op::Release, [KeyNames { record: Some(RecordNames { intent: Some(_), .. }), .. }], _) =>
+    RELEASE_ONCE: (Op::Release, [KeyNames { intent: Some(_), .. }], _) =>
         "release", lua!("notify", "release_once"),
         [Lock, Intent], [Owner, Notify];
     RELEASE: (Op::Release | Op::ReleaseExecuted, [KeyNames { slots: None, .. }], _) =>
@@ -397,7 +397,6 @@ pub(super) fn encode_call_into<'a>(
 impl Part {
     /// Returns the keys of one lock that this names.
     pub(super) fn keys<'a>(self, name: &'a KeyNames, op: &Op) -> &'a [Arc<[u8]>] {
-        let record = name.record.as_ref();
         let one = match self {
             Lock => Some(&name.lock),
             Fence => Some(&name.fence),
@@ -405,8 +404,8 @@ impl Part {
             AllSlots => return name.slots.as_ref().map_or(&[], |slots| &slots.locks),
             Readers => name.shared.as_ref().map(|shared| &shared.readers),
             Writer => name.shared.as_ref().map(|shared| &shared.writer),
-            Done => record.map(|record| &record.done),
-            Intent => record.and_then(|record| Some(&record.intent.as_ref()?.name)),
+            Done => name.record.as_ref(),
+            Intent => name.intent.as_ref().map(|intent| &intent.name),
             _ => None,
         };
         one.map_or(&[], std::slice::from_ref)

@@ -120,12 +120,11 @@ pub(crate) fn named(key: &str, intents: Option<Duration>) -> KeyNames {
 /// Returns the Redis key that has this role for the key of the tests.
 pub(crate) fn name_of(role: &str) -> String {
     let names = named("k", INTENTS);
-    let beside = names.record.unwrap();
     let name = match role {
         "lock" => names.lock,
         "fence" => names.fence,
-        "record" => beside.done,
-        _ => beside.intent.unwrap().name,
+        "record" => names.record.unwrap(),
+        _ => names.intent.unwrap().name,
     };
     String::from_utf8(name.to_vec()).unwrap()
 }
