@@ -9,10 +9,10 @@ mod readers;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::memory::{Kept, Lock, LockedBy, Mark, unmark};
+use self::memory::{Kept, Lock, Mark, unmark};
 use crate::protocol::admission::Generation;
-use crate::protocol::message::{Command, HolderMark, Op, Reply, Seen};
-use crate::protocol::names::{IntentName, KeyNames, RecordNames, SlotNames};
+use crate::protocol::message::{Command, HolderMark, KeyState, MAX_HOLDERS, Op, Reply, Seen};
+use crate::protocol::names::{IntentName, KeyNames, SlotNames};
 use crate::protocol::record::Record;
 use crate::protocol::token::{FencingToken, OwnerToken};
 
@@ -133,10 +133,10 @@ impl Store {
                 return refusal;
             }
             let mut holders = names.iter().filter_map(|name| self.lock(name, now));
-            if holders.any(|lock| lock.by == LockedBy::Readers) {
+            if holders.any(|lock| lock.owner.is_none()) {
                 return Reply::HeldShared { expires_in };
             }
-            let shown = last.owner().and_then(OwnerToken::shown).cloned();
+            let shown = last.owner.as_ref().and_then(OwnerToken::shown).cloned();
             return Reply::Held { expires_in, shown };
         }
         if is_intended {
@@ -171,8 +171,8 @@ impl Store {
                     };
                     self.intents.insert(Arc::clone(name), intent);
                 }
-                let by = LockedBy::One(owner);
-                known.lock = Some(Lock { by, expires });
+                let owner = Some(owner);
+                known.lock = Some(Lock { owner, expires });
             }
         }
         self.sweep(now);
@@ -268,14 +268,26 @@ impl Store {
 
     /// Returns what is known of a key.
     fn see(&self, name: &KeyNames, now: Duration) -> Seen {
-        let record = name.record.as_ref();
+        let lock = self.lock(name, now);
+        let left = lock.map(|lock| lock.expires - now);
+        let (state, owners) = match lock.map(|lock| &lock.owner) {
+            None => (KeyState::Free, Vec::new()),
+            Some(Some(owner)) => (KeyState::Held { left }, vec![owner]),
+            Some(None) => {
+                let owners = self.reading(name, now);
+                let readers = owners.len();
+                (KeyState::Shared { readers, left }, owners)
+            }
+        };
+        let owners = owners.into_iter().take(MAX_HOLDERS);
+        let holders = owners.filter_map(|owner| owner.shown()?.holder.clone());
         Seen {
-            state: self.state(name, now),
+            state,
             fence: self.fence(name, now).map(|fence| fence.number),
             is_recorded: self.kept(name, now).is_some(),
             at: now,
-            mark: self.lock(name, now).map(Lock::mark),
-            holders: self.holders(name, now),
+            mark: lock.map(Lock::mark),
+            holders: holders.collect(),
         }
     }
 

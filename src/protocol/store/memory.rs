@@ -39,16 +39,9 @@ pub(super) struct KnownLock {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Lock {
-    pub(super) by: LockedBy,
+    /// `None` if readers hold it together.
+    pub(super) owner: Option<OwnerToken>,
     pub(super) expires: Duration,
-}
-
-/// The value of a lock.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum LockedBy {
-    One(OwnerToken),
-    /// A constant that is no owner's token, so that readers exclude all owners, also of other clients.
-    Readers,
 }
 
 /// An owner's mark beside a lock.
@@ -87,23 +80,16 @@ impl KnownLock {
 }
 
 impl Lock {
-    /// Returns its owner, if one holds it alone.
-    pub(super) fn owner(&self) -> Option<&OwnerToken> {
-        match &self.by {
-            LockedBy::One(owner) => Some(owner),
-            LockedBy::Readers => None,
-        }
-    }
-
     pub(super) fn mark(&self) -> HolderMark {
-        match &self.by {
-            LockedBy::One(owner) => HolderMark::from_bytes(owner.to_value().as_bytes()),
-            LockedBy::Readers => HolderMark::from_bytes(b"shared"),
+        match &self.owner {
+            Some(owner) => HolderMark::from_bytes(owner.to_value().as_bytes()),
+            // No owner's token, so that readers exclude all owners, also of other clients.
+            None => HolderMark::from_bytes(b"shared"),
         }
     }
 
     pub(super) fn is_of(&self, owner: &OwnerToken) -> bool {
-        self.owner() == Some(owner)
+        self.owner.as_ref() == Some(owner)
     }
 }
 
@@ -140,7 +126,7 @@ impl Store {
 
     /// Returns the owner of a lock at `now`, if one holds it alone.
     pub fn holder(&self, name: &KeyNames, now: Duration) -> Option<&OwnerToken> {
-        self.lock(name, now)?.owner()
+        self.lock(name, now)?.owner.as_ref()
     }
 
     pub(super) fn lock(&self, name: &KeyNames, now: Duration) -> Option<&Lock> {

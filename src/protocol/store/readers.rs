@@ -6,10 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::protocol::holder::Holder;
-use crate::protocol::message::{Command, KeyState, MAX_HOLDERS, Reply, SharedOp};
+use crate::protocol::message::{Command, Reply, SharedOp};
 use crate::protocol::names::{KeyNames, SharedNames};
-use crate::protocol::store::memory::{Lock, LockedBy, Mark, Store, unmark};
+use crate::protocol::store::memory::{Lock, Mark, Store, unmark};
 use crate::protocol::token::OwnerToken;
 
 /// How much longer than its lock a node knows the readers. A release that finds its reader no more must not free a
@@ -46,9 +45,9 @@ impl Store {
             if self.lock(name, now).is_none() {
                 // Left behind by a lock that went away by other means than its readers' releases.
                 self.readers.remove(&shared.readers);
-                let by = LockedBy::Readers;
                 let known = self.locks.entry(Arc::clone(&name.lock)).or_default();
-                known.lock = Some(Lock { by, expires });
+                let owner = None;
+                known.lock = Some(Lock { owner, expires });
             }
             self.prolong(shared, owner, expires, now);
             self.end_with_the_last(name, shared);
@@ -121,7 +120,7 @@ impl Store {
         now: Duration,
     ) -> Option<(Duration, Option<&OwnerToken>)> {
         if let Some(lock) = self.lock(name, now)
-            && let Some(owner) = lock.owner()
+            && let Some(owner) = &lock.owner
         {
             return Some((lock.expires - now, Some(owner)));
         }
@@ -133,47 +132,18 @@ impl Store {
         (is_new && waiting > now).then(|| (waiting - now, None))
     }
 
-    /// Returns whether a key is locked, and how.
-    pub(super) fn state(&self, name: &KeyNames, now: Duration) -> KeyState {
-        let Some(lock) = self.lock(name, now) else {
-            return KeyState::Free;
-        };
-        let left = Some(lock.expires - now);
-        match lock.by {
-            LockedBy::One(_) => KeyState::Held { left },
-            LockedBy::Readers => {
-                let readers = name
-                    .shared
-                    .as_ref()
-                    .and_then(|shared| self.readers.get(&shared.readers));
-                let ends = readers.iter().flat_map(|readers| readers.ends.values());
-                KeyState::Shared {
-                    readers: ends.filter(|end| **end > now).count(),
-                    left,
-                }
-            }
-        }
-    }
-
-    /// Returns who holds a key, as far as their owner tokens show it.
-    pub(super) fn holders(&self, name: &KeyNames, now: Duration) -> Vec<Holder> {
-        let alone = self.lock(name, now).and_then(Lock::owner);
-        let readers = name.shared.as_ref().filter(|_| self.is_shared(name, now));
-        let readers = readers.and_then(|shared| self.readers.get(&shared.readers));
-        let readers = readers.iter().flat_map(|readers| &readers.ends);
-        let readers = readers
-            .filter(|(_, end)| **end > now)
-            .map(|(owner, _)| owner);
-        let holders = alone.into_iter().chain(readers);
-        holders
-            .take(MAX_HOLDERS)
-            .filter_map(|owner| owner.shown()?.holder.clone())
-            .collect()
+    /// Returns the readers of a key that readers hold.
+    pub(super) fn reading(&self, name: &KeyNames, now: Duration) -> Vec<&OwnerToken> {
+        let shared = name.shared.as_ref();
+        let readers = shared.and_then(|shared| self.readers.get(&shared.readers));
+        let ends = readers.into_iter().flat_map(|readers| &readers.ends);
+        let reading = ends.filter(|(_, end)| **end > now);
+        reading.map(|(owner, _)| owner).collect()
     }
 
     fn is_shared(&self, name: &KeyNames, now: Duration) -> bool {
-        self.lock(name, now)
-            .is_some_and(|lock| lock.by == LockedBy::Readers)
+        let lock = self.lock(name, now);
+        lock.is_some_and(|lock| lock.owner.is_none())
     }
 
     fn end_of(&self, shared: &SharedNames, owner: &OwnerToken, now: Duration) -> Option<Duration> {
