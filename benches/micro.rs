@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{Answer, Reply};
-use tower_redlock::protocol::round::{ReleaseRound, ReleaseStep};
+use tower_redlock::protocol::round::{ReleaseRound, VoteStep};
 use tower_redlock::protocol::{Namespace, NodeSet, Quorum};
 use tower_redlock::{LockKey, LockKeys, Redlock, RedlockLayer, key};
 
@@ -42,7 +42,7 @@ fn rounds(criterion: &mut Criterion) {
             for node in 0..quorum.majority() {
                 round.on_release(node, black_box(&released));
             }
-            assert_eq!(round.step(), ReleaseStep::Freed);
+            assert_eq!(round.step(), VoteStep::Agreed);
         });
     });
 }

@@ -34,14 +34,15 @@ enum Sought {
 pub enum VoteStep {
     /// Undecided, or decided before: wait for more answers.
     Wait,
-    /// A majority has extended the lock to exactly the token, or has the record: respond, and send `TOPUP` to the nodes of
-    /// [`VoteRound::without`].
+    /// A majority has extended the lock to exactly the token; or has the record: respond, and send `TOPUP` to the nodes of
+    /// [`VoteRound::without`]; or no longer holds the lock for this owner: other owners can acquire it.
     Agreed,
-    /// A majority answered that the lock no longer belongs to this owner. Only of an extension, for which it is final.
+    /// A majority answered that the lock no longer belongs to this owner, or did not before its release. Final, and not of
+    /// a record.
     Lost,
-    /// Neither can happen any more: the old validity continues, or a [`LookRound`] follows.
+    /// Neither can happen any more: the old validity continues, or a [`LookRound`] follows, or the lock ends by its ttl.
     Missed {
-        /// The number of nodes that answered.
+        /// The number of nodes that answered, or have confirmed the release.
         reached: usize,
     },
 }
@@ -130,19 +131,6 @@ pub struct ReleaseRound {
     gone: NodeSet,
 }
 
-/// The next step of a release, after the answers so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ReleaseStep {
-    /// Undecided: wait for more answers.
-    Wait,
-    /// A majority no longer holds the lock for this owner: other owners can acquire it.
-    Freed,
-    /// A majority did not hold it for this owner before either.
-    Lost,
-    /// No majority can confirm the release; the lock ends by its ttl.
-    Unconfirmed,
-}
-
 impl ReleaseRound {
     /// Creates a round whose `RELEASE` was sent to these nodes. The others need none.
     pub fn new(quorum: Quorum, nodes: NodeSet) -> Self {
@@ -168,28 +156,28 @@ impl ReleaseRound {
     }
 
     /// Returns the step after the answers so far.
-    pub fn step(&self) -> ReleaseStep {
+    pub fn step(&self) -> VoteStep {
         let majority = self.quorum.majority();
-        let (released, silent, gone) = (self.released(), self.silent.len(), self.gone.len());
+        let (reached, silent, gone) = (self.released(), self.silent.len(), self.gone.len());
         if gone >= majority {
-            ReleaseStep::Lost
-        } else if released >= majority && gone + silent < majority {
-            ReleaseStep::Freed
-        } else if released + silent < majority {
-            ReleaseStep::Unconfirmed
+            VoteStep::Lost
+        } else if reached >= majority && gone + silent < majority {
+            VoteStep::Agreed
+        } else if reached + silent < majority {
+            VoteStep::Missed { reached }
         } else {
-            ReleaseStep::Wait
+            VoteStep::Wait
         }
-    }
-
-    /// Returns the nodes that have not answered.
-    pub fn silent(&self) -> NodeSet {
-        self.silent
     }
 
     /// Returns the nodes that may still hold the lock for this owner.
     pub fn unreleased(&self) -> NodeSet {
         self.unreleased
+    }
+
+    /// Returns the nodes that have not answered.
+    pub fn silent(&self) -> NodeSet {
+        self.silent
     }
 
     /// Returns the number of nodes that have confirmed the release.

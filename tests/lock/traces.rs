@@ -5,7 +5,7 @@ use tokio::time::sleep;
 use tower_redlock::LockError;
 use tower_redlock::protocol::lease::{Event, LeaseOutput, Trace};
 use tower_redlock::protocol::message::Op;
-use tower_redlock::protocol::round::ReleaseStep;
+use tower_redlock::protocol::round::VoteStep;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes, Traces};
 
 use crate::common::builder;
@@ -44,7 +44,7 @@ async fn trace_repeats_the_life_of_a_lock_and_of_an_attempt_that_was_refused() {
     let confirms = nodes.sent(0, OpKind::Confirm);
     assert!(confirms > 0);
     assert_eq!(renewals, confirms);
-    let end = [Event::Released(ReleaseStep::Freed), Event::Settled];
+    let end = [Event::Released(VoteStep::Agreed), Event::Settled];
     assert_eq!(events[events.len() - 2..], end);
 
     let text = trace.to_string();

@@ -15,6 +15,7 @@ use tower_redlock::protocol::Quorum;
 use tower_redlock::protocol::acquire::Refusal;
 use tower_redlock::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec};
 use tower_redlock::protocol::message::{Answer, Op, Reply};
+use tower_redlock::protocol::round::VoteStep;
 
 use crate::space::{Seen, ticks};
 
@@ -357,6 +358,7 @@ fn simplified(mut event: Event) -> Event {
     match &mut event {
         Event::Granted { acknowledged, .. } => *acknowledged = 0,
         Event::NotExtended { reached, silent } => (*reached, *silent) = Default::default(),
+        Event::Released(VoteStep::Missed { reached }) => *reached = 0,
         Event::Refused(Refusal::Contended(contention)) => {
             (contention.is_split, contention.is_shared) = (false, false);
         }

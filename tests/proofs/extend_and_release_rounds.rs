@@ -66,7 +66,7 @@ fn release_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
             let nodes = answers.len();
             let mut round = ReleaseRound::new(quorum(nodes), NodeSet::all(quorum(nodes)));
             let (mut done, mut gone) = (0, 0);
-            let mut last = ReleaseStep::Wait;
+            let mut last = VoteStep::Wait;
             for (index, node) in order.iter().enumerate() {
                 let (silent, answer) = (nodes - 1 - index, &answers[*node]);
                 done += usize::from(*answer != Answer::Failed);
@@ -82,21 +82,21 @@ fn release_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
                 assert_eq!(round.step(), step);
                 assert_eq!((round.released(), round.silent().len()), (done, silent));
                 let expected = if gone >= majority(nodes) {
-                    ReleaseStep::Lost
+                    VoteStep::Lost
                 } else if done >= majority(nodes) && gone + silent >= majority(nodes) {
                     // More answers tell whether it was lost.
-                    ReleaseStep::Wait
+                    VoteStep::Wait
                 } else if done >= majority(nodes) {
-                    ReleaseStep::Freed
+                    VoteStep::Agreed
                 } else if done + silent >= majority(nodes) {
-                    ReleaseStep::Wait
+                    VoteStep::Wait
                 } else {
-                    ReleaseStep::Unconfirmed
+                    VoteStep::Missed { reached: done }
                 };
                 assert_eq!(step, expected, "{answers:?} in order {order:?} at {node}");
                 last = step;
             }
-            assert_ne!(last, ReleaseStep::Wait, "{answers:?} in order {order:?}");
+            assert_ne!(last, VoteStep::Wait, "{answers:?} in order {order:?}");
         },
     );
 }

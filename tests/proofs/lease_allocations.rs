@@ -7,7 +7,7 @@ use tower_redlock::protocol::lease::{
     Access, Effect, Event, Input, Lease, LeaseRequest, LeaseSpec,
 };
 use tower_redlock::protocol::message::{Answer, Op, Reply};
-use tower_redlock::protocol::round::ReleaseStep;
+use tower_redlock::protocol::round::VoteStep;
 
 use crate::round_cases::quorum;
 
@@ -62,7 +62,7 @@ fn lease_of_five_nodes_allocates_nothing_after_its_creation() {
             }
             while let Some(event) = lease.poll_event() {
                 renewed += usize::from(matches!(event, Event::Extended { .. }));
-                freed |= event == Event::Released(ReleaseStep::Freed);
+                freed |= event == Event::Released(VoteStep::Agreed);
             }
             if renewed == 3 && !freed {
                 lease.handle(

@@ -11,7 +11,7 @@ use crate::lock::error::{ExtendError, LostReason, ReleaseError};
 use crate::lock::queue::Permit;
 use crate::lock::state::CommandOutcome;
 use crate::protocol::lease::{Decided, Event, Input};
-use crate::protocol::round::ReleaseStep;
+use crate::protocol::round::VoteStep;
 
 impl Driver {
     /// Holds and renews the lock until its last share is gone, or the lease needs no holder any more.
@@ -164,14 +164,13 @@ impl Driver {
     async fn released(&mut self) -> Result<(), ReleaseError> {
         loop {
             match self.next_event(pin!(pending::<()>())).await {
-                Some(Event::Released(ReleaseStep::Lost)) => {
+                Some(Event::Released(VoteStep::Lost)) => {
                     return Err(ReleaseError::Lost(LostReason::Gone));
                 }
-                Some(Event::Released(ReleaseStep::Unconfirmed)) => {
-                    let quorum = self.state.spec.cluster.quorum;
+                Some(Event::Released(VoteStep::Missed { reached })) => {
                     return Err(ReleaseError::Unavailable {
-                        reached: quorum.nodes() - self.lease.may_hold().len(),
-                        needed: quorum.majority(),
+                        reached,
+                        needed: self.state.spec.cluster.quorum.majority(),
                         nodes: self.take_failures(self.lease.unanswered()),
                     });
                 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::protocol::message::{Answer, Op, SharedOp};
-use crate::protocol::round::{Decided, ReleaseStep};
+use crate::protocol::round::{Decided, VoteStep};
 
 use crate::protocol::acquire::Refusal;
 use crate::protocol::holder::Holder;
@@ -247,7 +247,7 @@ pub enum Event {
     /// The lock is lost, although it has holders. So is an extension that they asked for.
     Lost(LostReason),
     /// A majority has confirmed the release, or cannot.
-    Released(ReleaseStep),
+    Released(VoteStep),
     /// The execution may begin.
     Begun,
     /// Nothing is to be executed.

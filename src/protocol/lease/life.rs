@@ -442,7 +442,7 @@ impl Lease {
         } = &mut self.stage
         {
             let step = round.step();
-            *is_awaited = step == ReleaseStep::Wait;
+            *is_awaited = step == VoteStep::Wait;
             if !*is_awaited {
                 self.tell(Event::Released(step));
             }

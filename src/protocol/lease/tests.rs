@@ -161,7 +161,7 @@ fn release_is_told_by_a_majority_and_goes_on_at_the_others() {
     world.serve(0, &[0]);
     assert_eq!(world.events(), []);
     world.serve(0, &[1]);
-    assert_eq!(world.events(), [Event::Released(ReleaseStep::Freed)]);
+    assert_eq!(world.events(), [Event::Released(VoteStep::Agreed)]);
     assert_eq!(world.callers[0].lease.awaited(), awaited(1));
     world.pass(START + NODE_TIMEOUT);
     assert_eq!(world.events(), [Event::Settled]);
@@ -175,7 +175,7 @@ fn release_that_no_majority_confirms_is_told_after_the_node_timeout() {
     world.handle(0, dropped(publishes));
     world.serve(0, &[0]);
     world.pass(START + NODE_TIMEOUT);
-    let unconfirmed = Event::Released(ReleaseStep::Unconfirmed);
+    let unconfirmed = Event::Released(VoteStep::Missed { reached: 1 });
     assert_eq!(world.events(), [unconfirmed, Event::Settled]);
 }
 

@@ -123,7 +123,7 @@ fn lock_that_a_majority_does_not_have_is_gone() {
     let publishes = false;
     world.handle(0, dropped(publishes));
     world.serve(0, &[0, 1]);
-    assert_eq!(world.events(), [Event::Released(ReleaseStep::Lost)]);
+    assert_eq!(world.events(), [Event::Released(VoteStep::Lost)]);
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn readers_share_a_lock_and_exclude_a_writer_until_the_last_one_is_gone() {
     for reader in readers {
         world.handle(reader, dropped(true));
         world.serve(reader, &[0, 1, 2]);
-        let freed = Event::Released(ReleaseStep::Freed);
+        let freed = Event::Released(VoteStep::Agreed);
         assert!(world.callers[reader].events.contains(&freed));
     }
     world.handle(refused, dropped(false));
@@ -286,7 +286,7 @@ fn holder_that_goes_during_a_renewal_leaves_nothing_in_any_order_of_answers() {
                 }
             }
             assert_eq!(world.holders(), 0);
-            let freed = Event::Released(ReleaseStep::Freed);
+            let freed = Event::Released(VoteStep::Agreed);
             assert_eq!(world.events(), [freed, Event::Settled]);
         }
     }

@@ -8,7 +8,7 @@ pub(super) use crate::protocol::lease::life::LifeStage;
 pub(super) use crate::protocol::lease::*;
 pub(super) use crate::protocol::message::{Answer, Op};
 pub(super) use crate::protocol::quorum::{NodeSet, Quorum};
-pub(super) use crate::protocol::round::ReleaseStep;
+pub(super) use crate::protocol::round::VoteStep;
 pub(super) use crate::protocol::validity;
 
 use crate::protocol::message::Command;
