@@ -16,7 +16,7 @@ use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{
     Answer, Command, HolderMark, KeyState, Op, Reply, SharedOp,
 };
-use tower_redlock::protocol::round::{LookRound, ReleaseRound, VoteRound};
+use tower_redlock::protocol::round::{LookRound, ReleaseRound, Sought, VoteRound};
 use tower_redlock::protocol::{
     ExecutionId, Fingerprint, LockKey, Namespace, NodeSet, OwnerToken, Quorum, Record,
 };
@@ -109,9 +109,9 @@ fn count(op: &Op, votes: &[Answer]) {
     let quorum = Quorum::new(3).expect("there are three nodes");
     let mut acquire = AcquireRound::new(quorum, None);
     let mut once = AcquireRound::new(quorum, Some(Fingerprint::from_digest([2; 32])));
-    let mut extend = VoteRound::extend(quorum, 5);
+    let mut extend = VoteRound::new(quorum, Sought::Token(5));
     let mut release = ReleaseRound::new(quorum, NodeSet::all(quorum));
-    let mut record = VoteRound::record(quorum, ExecutionId::from_random([1; 16]));
+    let mut record = VoteRound::new(quorum, Sought::Record(ExecutionId::from_random([1; 16])));
     let mut look = LookRound::new(quorum, ExecutionId::from_random([1; 16]));
     for (node, vote) in votes.iter().enumerate().take(6) {
         let (node, again) = (node % 3, node >= 3);

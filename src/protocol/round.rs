@@ -24,12 +24,14 @@ pub struct VoteRound {
 
 /// What a node answers that agrees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Sought {
+pub enum Sought {
+    /// To a `CONFIRM` with this token, exactly it; 0 without fencing.
     Token(u64),
+    /// To a `RECORD`, the record of this execution.
     Record(ExecutionId),
 }
 
-/// The next step of a vote, after the answers so far.
+/// The next step of a vote or a release, after the answers so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum VoteStep {
     /// Undecided, or decided before: wait for more answers.
@@ -48,17 +50,8 @@ pub enum VoteStep {
 }
 
 impl VoteRound {
-    /// Creates a round whose `CONFIRM` with `token`, 0 without fencing, was sent to every node.
-    pub fn extend(quorum: Quorum, token: u64) -> Self {
-        Self::new(quorum, Sought::Token(token))
-    }
-
-    /// Creates a round whose `RECORD` was sent to every node.
-    pub fn record(quorum: Quorum, execution: ExecutionId) -> Self {
-        Self::new(quorum, Sought::Record(execution))
-    }
-
-    fn new(quorum: Quorum, sought: Sought) -> Self {
+    /// Creates a round whose request was sent to every node.
+    pub fn new(quorum: Quorum, sought: Sought) -> Self {
         Self {
             quorum,
             sought,

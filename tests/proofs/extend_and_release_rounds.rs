@@ -2,7 +2,7 @@
 
 use tower_redlock::protocol::NodeSet;
 use tower_redlock::protocol::message::{Answer, Reply};
-use tower_redlock::protocol::round::{ReleaseRound, ReleaseStep, VoteRound, VoteStep};
+use tower_redlock::protocol::round::{ReleaseRound, Sought, VoteRound, VoteStep};
 
 use crate::round_cases::{LOST, at, for_all, granted, majority, quorum};
 
@@ -29,7 +29,7 @@ fn extend_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
     ];
     for_all(&answers, |answers, order| {
         let nodes = answers.len();
-        let mut round = VoteRound::extend(quorum(nodes), TOKEN);
+        let mut round = VoteRound::new(quorum(nodes), Sought::Token(TOKEN));
         let (mut kept, mut gone) = (0, 0);
         for (index, node) in order.iter().enumerate() {
             let answer = &answers[*node];

@@ -9,7 +9,7 @@ use proptest::sample::select;
 use support::secs;
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep, Refusal};
 use tower_redlock::protocol::message::{Answer, Reply};
-use tower_redlock::protocol::round::{Decided, LookRound, LookStep, VoteRound, VoteStep};
+use tower_redlock::protocol::round::{Decided, LookRound, LookStep, Sought, VoteRound, VoteStep};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, Record, Shown};
 
 use crate::round_cases::{assignments, cases, for_all, majority, orders, quorum};
@@ -401,7 +401,7 @@ fn record_round_is_decided_by_the_majority_as_early_as_possible() {
 }
 
 fn check_recording(fates: &[Fate], order: &[usize]) {
-    let mut round = VoteRound::record(quorum(fates.len()), execution(1));
+    let mut round = VoteRound::new(quorum(fates.len()), Sought::Record(execution(1)));
     for (told, node) in (1..).zip(order) {
         let answer = match fates[*node] {
             // A node that keeps one answers its head.
@@ -456,7 +456,7 @@ fn check_look(fates: &[Fate], order: &[usize]) {
 
 #[test]
 fn second_answer_of_a_node_is_not_counted() {
-    let mut recording = VoteRound::record(quorum(3), execution(1));
+    let mut recording = VoteRound::new(quorum(3), Sought::Record(execution(1)));
     let mut look = LookRound::new(quorum(3), execution(1));
     let mut acquiring = once_round(3);
     for _ in 0..2 {

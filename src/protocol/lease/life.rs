@@ -7,7 +7,7 @@ use crate::protocol::lease::io::{ACQUIRE, Effect, Event, LeaseRequest, LeaseSpec
 use crate::protocol::message::{Answer, Op, Reply};
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::record::Record;
-use crate::protocol::round::{Decided, LookRound, ReleaseRound, ReleaseStep, VoteRound, VoteStep};
+use crate::protocol::round::{Decided, LookRound, ReleaseRound, Sought, VoteRound, VoteStep};
 use crate::protocol::validity::{self, whole_millis};
 
 /// The resolution of timers: what is due by then counts as due.
@@ -266,7 +266,7 @@ impl Lease {
         };
         let token = raised.or(holding.token);
         holding.extending = Some(Extending {
-            round: VoteRound::extend(self.quorum, token.unwrap_or(0)),
+            round: VoteRound::new(self.quorum, Sought::Token(token.unwrap_or(0))),
             began: now,
             ttl,
             token,

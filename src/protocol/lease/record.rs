@@ -40,7 +40,7 @@ use crate::protocol::lease::life::{Finish, FinishStep, Lease, LifeStage, Pending
 use crate::protocol::message::{Answer, Op, Reply};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
-use crate::protocol::round::{Decided, LookRound, LookStep, VoteRound, VoteStep};
+use crate::protocol::round::{Decided, LookRound, LookStep, Sought, VoteRound, VoteStep};
 use crate::protocol::validity::whole_millis;
 
 impl Lease {
@@ -179,7 +179,7 @@ impl Lease {
             return;
         };
         let retention = recording.until.saturating_sub(now);
-        let round = VoteRound::record(self.quorum, record.execution());
+        let round = VoteRound::new(self.quorum, Sought::Record(record.execution()));
         let step = FinishStep::Writing {
             record: record.clone(),
             round,
