@@ -123,12 +123,11 @@ fn count(op: &Op, votes: &[Answer]) {
                 once.on_acquire(node, vote);
             }
             Op::Confirm { .. } => {
-                let step = acquire.step();
-                if let AcquireStep::Granted(token) = acquire.on_confirm(node, step, vote) {
+                if let AcquireStep::Granted(token) = acquire.on_confirm(node, vote) {
                     assert!(acquire.acknowledged(token).len() >= quorum.majority());
                 }
-                once.on_confirm(node, once.step(), vote);
-                once.on_extension(node, vote);
+                once.on_confirm(node, vote);
+                once.on_other(node, vote);
                 extend.on_answer(node, vote);
             }
             Op::Shared(SharedOp::Acquire { .. }) if !again => {

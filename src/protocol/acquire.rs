@@ -47,8 +47,7 @@ pub struct AcquireRound {
     named: Vec<Holder>,
     /// The highest number in any answer.
     highest: u64,
-    /// 0 during `ACQUIRE`, then the number of the current second phase. Answers to the `CONFIRM` of an earlier one are
-    /// dropped.
+    /// 0 during `ACQUIRE`, then the number of the current second phase.
     step: u8,
     /// The token that the current second phase tries to establish.
     target: u64,
@@ -157,11 +156,6 @@ impl AcquireRound {
         }
     }
 
-    /// Returns the number of the current second phase; 0 before the first.
-    pub fn step(&self) -> u8 {
-        self.step
-    }
-
     /// Takes the answer of `node` to the `ACQUIRE`.
     pub fn on_acquire(&mut self, node: usize, answer: &Answer) -> AcquireStep {
         if !self.unanswered.remove(node) {
@@ -204,11 +198,9 @@ impl AcquireRound {
         self.with_records(step, node, answer)
     }
 
-    /// Takes the answer of `node` to the `CONFIRM` of second phase `step`.
-    ///
-    /// Of an answer to an earlier phase, only a record counts, which stays.
-    pub fn on_confirm(&mut self, node: usize, step: u8, answer: &Answer) -> AcquireStep {
-        if step != self.step || !self.unconfirmed.remove(node) {
+    /// Takes the answer of `node` to the `CONFIRM` of the current second phase.
+    pub fn on_confirm(&mut self, node: usize, answer: &Answer) -> AcquireStep {
+        if !self.unconfirmed.remove(node) {
             return self.with_records(AcquireStep::Wait, node, answer);
         }
         match *answer {
@@ -224,9 +216,9 @@ impl AcquireRound {
         self.with_records(step, node, answer)
     }
 
-    /// Takes the answer of `node` to a `CONFIRM` that extends the granted lock before the execution
-    /// begins. Only a record in it matters: the grant stands.
-    pub fn on_extension(&mut self, node: usize, answer: &Answer) -> AcquireStep {
+    /// Takes the answer of `node` to another `CONFIRM`: that of an earlier second phase, or one that extends the granted lock
+    /// before the execution begins. Only a record in it matters, which stays.
+    pub fn on_other(&mut self, node: usize, answer: &Answer) -> AcquireStep {
         self.with_records(AcquireStep::Wait, node, answer)
     }
 

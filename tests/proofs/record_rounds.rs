@@ -341,14 +341,14 @@ fn record_found_by_an_earlier_second_phase_prevents_an_execution() {
     round.on_acquire(1, &Fate::Granted(2).answer());
     let step = round.on_acquire(2, &Fate::Granted(1).answer());
     assert_eq!(step, AcquireStep::Confirm(2));
-    round.on_confirm(0, 1, &Fate::At(5).answer());
-    round.on_confirm(2, 1, &Fate::At(5).answer());
-    let step = round.on_confirm(3, 1, &Answer::Failed);
+    round.on_confirm(0, &Fate::At(5).answer());
+    round.on_confirm(2, &Fate::At(5).answer());
+    let step = round.on_confirm(3, &Answer::Failed);
     assert_eq!(step, AcquireStep::Confirm(5));
-    let step = round.on_confirm(4, 1, &Fate::Done(1).answer());
+    let step = round.on_other(4, &Fate::Done(1).answer());
     assert_eq!(step, AcquireStep::Wait);
     for node in 0..3 {
-        let step = round.on_confirm(node, 2, &Fate::At(5).answer());
+        let step = round.on_confirm(node, &Fate::At(5).answer());
         assert_eq!(step, AcquireStep::Wait);
     }
     assert_eq!(round.silent().iter().collect::<Vec<_>>(), [3, 4]);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::protocol::acquire::{AcquireRound, AcquireStep};
 use crate::protocol::lease::io::{ACQUIRE, Effect, Event, LeaseRequest, LeaseSpec, LostReason};
-use crate::protocol::message::{Answer, Op, Reply};
+use crate::protocol::message::{Answer, Op};
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::record::Record;
 use crate::protocol::round::{Decided, LookRound, ReleaseRound, Sought, VoteRound, VoteStep};
@@ -108,14 +108,7 @@ pub(super) struct Pending {
 impl Pending {
     /// Looks for a record in an answer.
     pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) {
-        let step = if self.acquiring.counts(number) {
-            self.acquiring.on_answer(node, number, answer)
-        } else if matches!(answer, Answer::Replied(Reply::Done { .. })) {
-            // The answer to an extension of the granted lock.
-            self.acquiring.round.on_extension(node, answer)
-        } else {
-            return;
-        };
+        let step = self.acquiring.on_answer(node, number, answer);
         let is_decided = step != AcquireStep::Wait;
         if self.acquiring.round.is_recorded() && (self.step.is_none() || is_decided) {
             self.step = Some(step);
@@ -130,10 +123,9 @@ impl Acquiring {
         } else if self.repair == Some(number) {
             self.round.on_record(node, answer)
         } else if self.confirm == Some(number) {
-            let step = self.round.step();
-            self.round.on_confirm(node, step, answer)
+            self.round.on_confirm(node, answer)
         } else {
-            AcquireStep::Wait
+            self.round.on_other(node, answer)
         }
     }
 
