@@ -183,7 +183,7 @@ impl AcquireRound {
             Answer::Replied(Reply::HeldSlot { expires_in, free }) => held(expires_in, Some(free)),
             // No grant either.
             Answer::Replied(Reply::Done { .. } | Reply::Intended) => held(None, None),
-            Answer::Replied(_) | Answer::Failed => Acquired::Nothing,
+            Answer::Replied(_) | Answer::Failed | Answer::NeverSent => Acquired::Nothing,
         };
         match acquired {
             Acquired::Nothing => {}
@@ -210,7 +210,7 @@ impl AcquireRound {
                 self.highest = self.highest.max(number);
             }
             Answer::Replied(Reply::Lost) => self.lost.insert(node),
-            Answer::Replied(_) | Answer::Failed => self.failed.insert(node),
+            Answer::Replied(_) | Answer::Failed | Answer::NeverSent => self.failed.insert(node),
         }
         let step = self.decide();
         self.with_records(step, node, answer)

@@ -118,12 +118,6 @@ impl Lease {
                 number,
                 answer,
             } => self.on_answer(node, number, &answer, now),
-            Input::NeverSent { node, number } => {
-                if number == ACQUIRE && matches!(self.stage, LifeStage::Acquiring(_)) {
-                    self.may_hold.remove(node);
-                }
-                self.on_answer(node, number, &Answer::Failed, now);
-            }
             Input::TimedOut => self.on_timeout(now),
             Input::Delivered { at } => {
                 if let LifeStage::Holding(holding) = &mut self.stage {
@@ -172,6 +166,9 @@ impl Lease {
     pub fn on_answer(&mut self, node: usize, number: u32, answer: &Answer, now: Duration) {
         match &mut self.stage {
             LifeStage::Acquiring(acquiring) => {
+                if number == ACQUIRE && *answer == Answer::NeverSent {
+                    self.may_hold.remove(node);
+                }
                 let step = acquiring.on_answer(node, number, answer);
                 self.on_step(step, now);
             }

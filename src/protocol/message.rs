@@ -235,6 +235,8 @@ pub enum Answer {
     Replied(Reply),
     /// The node gave no vote: it was not reached, did not answer in time, or answered with an error.
     Failed,
+    /// The request was certainly not sent to the node, and will not be.
+    NeverSent,
 }
 
 /// What one node knows of a key.

@@ -144,7 +144,7 @@ impl ReleaseRound {
                 self.unreleased.remove(node);
             }
             Answer::Replied(Reply::Lost) if self.unreleased.remove(node) => self.gone.insert(node),
-            Answer::Replied(_) | Answer::Failed => {}
+            Answer::Replied(_) | Answer::Failed | Answer::NeverSent => {}
         }
     }
 

@@ -58,7 +58,7 @@ impl Life {
         if now < std::mem::replace(&mut self.now, now) {
             return Some("time goes back");
         }
-        let is_answer = matches!(input, Input::Answered { .. } | Input::NeverSent { .. });
+        let is_answer = matches!(input, Input::Answered { .. });
         let mut after = lease.clone();
         after.handle(input.clone(), now);
         // What changes nothing is no step.
@@ -68,9 +68,7 @@ impl Life {
         let is_over = self.done.contains("dropped");
         let mut once = |what| self.done.insert(what);
         let is_allowed = match input {
-            Input::Answered { node, number, .. } | Input::NeverSent { node, number } => {
-                self.asked.remove(&(*node, *number))
-            }
+            Input::Answered { node, number, .. } => self.asked.remove(&(*node, *number)),
             Input::TimedOut => lease.poll_timeout().is_some_and(|at| at <= now),
             Input::Delivered { at } => {
                 once("delivered") && self.is_granted && *at <= now && !is_over

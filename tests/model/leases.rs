@@ -328,7 +328,7 @@ impl Leases {
         self.moved.get_or(key, |_| match self.origin(lease) {
             None | Some(Origin::Begun(..)) => lease,
             Some(Origin::Told(before, mut input, now)) => {
-                if let Input::Answered { node, .. } | Input::NeverSent { node, .. } = &mut input {
+                if let Input::Answered { node, .. } = &mut input {
                     let place = order.iter().position(|old| usize::from(*old) == *node);
                     *node = place.expect("every node moves");
                 }

@@ -376,6 +376,23 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         self.take(state, client, group, &step);
     }
 
+    /// Tells a client that a request was not sent to a node.
+    fn never_sent(
+        &self,
+        state: &mut State<N, C, K>,
+        client: usize,
+        group: usize,
+        (node, number): (usize, u32),
+    ) {
+        let answer = Answer::NeverSent;
+        let input = Input::Answered {
+            node,
+            number,
+            answer,
+        };
+        self.handle(state, client, group, input);
+    }
+
     /// The answers of a group that a client may read.
     fn answers(&self, state: &State<N, C, K>, client: usize, group: usize) -> Vec<Told> {
         let leases = &self.leases[group];
@@ -600,7 +617,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
         }
         for node in never.iter() {
             if state.clients[client].locks[group].lease != 0 {
-                self.handle(state, client, group, Input::NeverSent { node, number });
+                self.never_sent(state, client, group, (node, number));
             }
         }
     }

@@ -75,7 +75,7 @@ fn release_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
                 let step = round.step();
                 // A doubled answer is not a second one, and nothing new either, unless the first was a failure.
                 let again = match answer {
-                    Answer::Failed => &Answer::Failed,
+                    Answer::Failed | Answer::NeverSent => &Answer::Failed,
                     Answer::Replied(_) => &released,
                 };
                 round.on_release(*node, again);

@@ -89,7 +89,7 @@ impl Journal {
 fn number_of(answer: &Answer) -> Option<u64> {
     match answer {
         Answer::Replied(Reply::Granted(number) | Reply::At(number)) => Some(*number),
-        Answer::Replied(_) | Answer::Failed => None,
+        Answer::Replied(_) | Answer::Failed | Answer::NeverSent => None,
     }
 }
 

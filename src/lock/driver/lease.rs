@@ -280,14 +280,7 @@ impl Driver {
         let answer = match vote.outcome {
             // Most nodes never fail.
             Ok(reply) if self.failures.is_empty() => Answer::Replied(reply),
-            outcome => {
-                let never_sent = outcome.as_ref().is_err_and(NodeFailure::never_sent);
-                let answer = note(self.failures_of(number), node, outcome);
-                if never_sent {
-                    return self.handle_at(Input::NeverSent { node, number }, now);
-                }
-                answer
-            }
+            outcome => note(self.failures_of(number), node, outcome),
         };
         #[cfg(feature = "test-util")]
         if let Some(trace) = &self.trace {
@@ -523,9 +516,13 @@ fn note(
             failures.remove(&node);
             Answer::Replied(reply)
         }
+            let answer = match failure.never_sent() {
+                true => Answer::NeverSent,
+                false => Answer::Failed,
+            };
         Err(failure) => {
             failures.insert(node, failure);
-            Answer::Failed
+            answer
         }
     }
 }

@@ -97,13 +97,6 @@ pub enum Input {
         /// Its answer.
         answer: Answer,
     },
-    /// A request was certainly not sent to this node, and will not be.
-    NeverSent {
-        /// The number of the node.
-        node: usize,
-        /// The number of the request.
-        number: u32,
-    },
     /// The time of [`Lease::poll_timeout`](super::Lease::poll_timeout) has come.
     TimedOut,
     /// The caller got the lock at this time, and with it all others that it needs.

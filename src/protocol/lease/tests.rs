@@ -145,8 +145,7 @@ fn caller_that_goes_away_leaves_nothing_wherever_its_requests_are() {
 fn node_that_was_never_asked_is_not_released() {
     let mut world = World::of(spec(7));
     world.callers[0].links[2].requests.clear();
-    let never = Input::NeverSent { node: 2, number: 1 };
-    world.handle(0, never);
+    world.tell(2, 1, Answer::NeverSent);
     world.handle(0, dropped(false));
     assert_eq!(world.asked(0), [2, 2, 0]);
 }

@@ -100,7 +100,7 @@ impl<const N: usize, const C: usize, const K: usize> World<N, C, K> {
             let (leases, lease) = (&self.leases[group], state.lease(client, group));
             if leases.is(lease, Lease::is_extending) {
                 let number = leases.of(lease, Lease::number);
-                self.handle(state, client, group, Input::NeverSent { node, number });
+                self.never_sent(state, client, group, (node, number));
             }
         }
         state.clients[client].locks[group].raised = token;

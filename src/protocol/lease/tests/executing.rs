@@ -309,12 +309,7 @@ impl World {
     fn tell_record(&mut self, node: usize, record: Record, expires_in: Duration) {
         let number = self.callers[0].lease.number();
         let answer = Answer::Replied(Reply::Done { record, expires_in });
-        let told = Input::Answered {
-            node,
-            number,
-            answer,
-        };
-        self.handle(0, told);
+        self.tell(node, number, answer);
     }
 }
 
@@ -326,14 +321,8 @@ pub(super) fn fail_all(world: &mut World) {
         link.answers.clear();
     }
     for node in 0..NODES {
-        let answer = Answer::Failed;
-        let failed = Input::Answered {
-            node,
-            number,
-            answer,
-        };
         if world.callers[0].lease.number() == number {
-            world.handle(0, failed);
+            world.tell(node, number, Answer::Failed);
         }
     }
 }

@@ -20,7 +20,7 @@ fn first_renewal_counts_from_before_the_first_request() {
 fn node_that_was_asked_for_a_renewal_only_is_released_too() {
     let mut world = World::of(spec(7));
     world.callers[0].links[2].requests.clear();
-    world.handle(0, Input::NeverSent { node: 2, number: 1 });
+    world.tell(2, 1, Answer::NeverSent);
     world.serve(0, &[0, 1]);
     assert_eq!(world.callers[0].lease.may_hold().len(), 2);
     world.pass(START + TTL / 3);

@@ -5,15 +5,6 @@ use super::world::*;
 use crate::protocol::message::Reply;
 
 impl World {
-    fn tell(&mut self, node: usize, number: u32, answer: Answer) {
-        let told = Input::Answered {
-            node,
-            number,
-            answer,
-        };
-        self.handle(0, told);
-    }
-
     fn reply(&mut self, node: usize, number: u32, reply: Reply) {
         self.tell(node, number, Answer::Replied(reply));
     }
@@ -31,7 +22,7 @@ fn confirming() -> World {
 #[test]
 fn node_that_got_no_confirm_may_still_hold_the_lock() {
     let mut world = confirming();
-    world.handle(0, Input::NeverSent { node: 1, number: 2 });
+    world.tell(1, 2, Answer::NeverSent);
     assert_eq!(world.callers[0].lease.may_hold().len(), NODES);
 }
 

@@ -90,6 +90,16 @@ impl World {
         }
     }
 
+    /// Tells the first caller the answer of a node.
+    pub(super) fn tell(&mut self, node: usize, number: u32, answer: Answer) {
+        let told = Input::Answered {
+            node,
+            number,
+            answer,
+        };
+        self.handle(0, told);
+    }
+
     /// Returns a world with one caller, who asks for the lock.
     pub(super) fn of(spec: LeaseSpec) -> Self {
         let mut world = Self::new();
