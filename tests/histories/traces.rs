@@ -134,7 +134,7 @@ mod tests {
             once: None,
         };
         let quorum = Quorum::new(3).unwrap();
-        let mut trace = Trace::new(spec, quorum, ms(0), |_| Duration::ZERO);
+        let mut trace = Trace::new(Lease::new(spec, quorum, ms(0), |_| Duration::ZERO));
         for (at, input) in inputs {
             trace.push(input.clone(), ms(*at));
         }

@@ -66,23 +66,24 @@ impl Driver {
     ) -> Box<Self> {
         let cluster = &spec.cluster;
         let proposal = || spec.lease.proposal.unwrap_or_else(next_proposal);
-        let lease = LeaseSpec {
+        let asked = LeaseSpec {
             proposal: spec.is_fenced.then(proposal),
             ..spec.lease.clone()
         };
-        let patience = |node: usize| cluster.nodes[node].extra_patience();
-        #[cfg(feature = "test-util")]
-        let trace = cluster.settings.traces.as_ref().map(|traces| {
-            let trace = Trace::new(lease.clone(), cluster.quorum, Duration::ZERO, patience);
-            traces.begin(&spec.keys, trace)
-        });
         let state = LockState::new(spec, origin);
+        let owner = asked.owner(unguessable(), state.holder.clone());
+        let patience = |node: usize| cluster.nodes[node].extra_patience();
+        let lease = Lease::new(asked, cluster.quorum, Duration::ZERO, patience);
+        #[cfg(feature = "test-util")]
+        let traces = cluster.settings.traces.as_ref();
         let mut driver = Box::new(Self {
             command: None,
             origin,
-            owner: lease.owner(unguessable(), state.holder.clone()),
+            owner,
             state,
-            lease: Lease::new(lease, cluster.quorum, Duration::ZERO, patience),
+            #[cfg(feature = "test-util")]
+            trace: traces.map(|traces| traces.begin(&spec.keys, Trace::new(lease.clone()))),
+            lease,
             votes: VoteReceiver::new(&cluster.names),
             failures: BTreeMap::new(),
             decision: 0,
@@ -92,8 +93,6 @@ impl Driver {
             places: places.clone(),
             is_dropped: false,
             read: None,
-            #[cfg(feature = "test-util")]
-            trace,
         });
         if let Some(acquire) = driver.lease.poll_request() {
             driver.send(acquire, Duration::ZERO);

@@ -3,18 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::protocol::lease::io::{Event, Input, LeaseRequest, LeaseSpec};
+use crate::protocol::lease::io::{Event, Input, LeaseRequest};
 use crate::protocol::lease::life::Lease;
 use crate::protocol::quorum::Quorum;
 
 /// Everything that happened to a lease. As the lease has neither clock nor I/O, this is enough to repeat its life.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Trace {
-    spec: LeaseSpec,
-    quorum: Quorum,
-    began: Duration,
-    /// By node; see [`Lease::new`].
-    patience: Vec<Duration>,
+    /// The lease at its beginning.
+    begun: Lease,
     inputs: Vec<(Duration, Input)>,
 }
 
@@ -28,20 +25,10 @@ pub enum LeaseOutput {
 }
 
 impl Trace {
-    /// Begins the trace of a lease that was made of the same.
-    pub fn new(
-        spec: LeaseSpec,
-        quorum: Quorum,
-        began: Duration,
-        patience: impl Fn(usize) -> Duration,
-    ) -> Self {
-        Self {
-            spec,
-            quorum,
-            began,
-            patience: (0..quorum.nodes()).map(patience).collect(),
-            inputs: Vec::new(),
-        }
+    /// Begins the trace of a new lease, which has not been told anything.
+    pub fn new(begun: Lease) -> Self {
+        let inputs = Vec::new();
+        Self { begun, inputs }
     }
 
     /// Adds an input.
@@ -59,8 +46,7 @@ impl Trace {
         &self,
         mut see: impl FnMut(&Lease, &[LeaseOutput], Duration, &Input),
     ) -> Vec<Vec<LeaseOutput>> {
-        let patience = |node: usize| self.patience[node];
-        let mut lease = Lease::new(self.spec.clone(), self.quorum, self.began, patience);
+        let mut lease = self.begun.clone();
         let (mut replayed, mut did) = (Vec::new(), outputs(&mut lease));
         for (now, input) in &self.inputs {
             see(&lease, &did, *now, input);
@@ -82,7 +68,7 @@ fn outputs(lease: &mut Lease) -> Vec<LeaseOutput> {
 /// One line for each input, and for each request and event that followed it.
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:?} begins: {:?}", self.began, self.spec)?;
+        writeln!(f, "{:?} begins: {:?}", self.begun.began, self.begun.spec)?;
         let inputs = self.inputs.iter().map(Some).chain([None]);
         for (outputs, input) in self.replay().iter().zip(inputs) {
             for output in outputs {
