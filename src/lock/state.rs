@@ -12,7 +12,6 @@
 //! the rest of the lease, and most locks end with no message other than the outcome of the release.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -464,7 +463,7 @@ impl LockState {
 pub(crate) mod tests;
 
 /// A lock in one group: all that is known before the nodes are asked. The task, its leases and the holders share it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct LockSpec {
     pub(crate) cluster: Arc<Cluster>,
     /// Identifies the lock service.
@@ -478,18 +477,18 @@ pub(crate) struct LockSpec {
     /// Whether the lock comes with a fencing token.
     pub(crate) is_fenced: bool,
     /// Present if the lease may ask for a read.
-    pub(crate) reader: Option<Arc<dyn Reader>>,
+    pub(crate) reader: Option<Arc<dyn Fn(Stored) -> Reading + Send + Sync>>,
     /// Its labels in spans and metrics.
     pub(crate) labels: LockLabels,
     /// What its holder says of it.
     pub(crate) note: Option<Arc<str>>,
 }
 
-/// Reads what a lease asks for.
-pub(crate) trait Reader: fmt::Debug + Send + Sync {
-    /// Reads it, and returns the input that the lease waits for.
-    fn read(&self, unread: Stored) -> Pin<Box<dyn Future<Output = Input> + Send + Sync>>;
-}
+/// A read of what a lease asks for, which ends with the input that the lease waits for.
+pub(crate) type Reading = Pin<Box<dyn Future<Output = Input> + Send + Sync>>;
+
+// Without the services that it belongs to.
+opaque_debug! { LockSpec [keys = keys, lease = lease] }
 
 impl LockSpec {
     /// Creates the spec of a lock that its caller holds alone, with the settings of the service.

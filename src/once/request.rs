@@ -12,12 +12,11 @@
 //! knows only the other group could otherwise execute again and record another outcome, and callers would be answered
 //! both. If the groups have different records, the key was executed twice.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::{
-    Core, Group, LockError, LockOptions, LockSpan, LockSpec, LockState, LockTask, Reader, Redlock,
+    Core, Group, LockError, LockOptions, LockSpan, LockSpec, LockState, LockTask, Reading, Redlock,
     Wait, WaiterCap, option_setters,
 };
 use crate::node::{after, sha256, telemetry};
@@ -25,7 +24,7 @@ use crate::once::error::{Denied, name_of};
 use crate::once::execution::Execution;
 use crate::once::fetch::{fetch, is_undamaged};
 use crate::once::inspect::{names, request};
-use crate::protocol::lease::{Decided, Effect, Input, OnceSpec, Stored};
+use crate::protocol::lease::{Decided, Effect, Input, OnceSpec};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::{Fingerprint, LockKey, LockKeys, Record, validity};
 
@@ -78,23 +77,6 @@ pub struct ExecuteOnce {
     pub(crate) at_most_once: bool,
     pub(crate) retention: Duration,
     pub(super) max_result: usize,
-}
-
-/// Reads the whole record of a key, of which the nodes answer the head to a lock.
-#[derive(Debug)]
-struct RecordReader {
-    group: Arc<Group>,
-    key: LockKey,
-}
-
-impl Reader for RecordReader {
-    fn read(&self, head: Stored) -> Pin<Box<dyn Future<Output = Input> + Send + Sync>> {
-        let (group, key) = (Arc::clone(&self.group), self.key.clone());
-        Box::pin(async move {
-            let record = fetch(&group, &key, &head).await.ok();
-            Input::Read(record)
-        })
-    }
 }
 
 impl Redlock {
@@ -348,9 +330,11 @@ impl ExecuteOnce {
             fingerprint: self.fingerprint,
             executes: true,
         });
-        spec.reader = Some(Arc::new(RecordReader {
-            group: Arc::clone(group),
-            key: self.key.clone(),
+        let of = (Arc::clone(group), self.key.clone());
+        // The nodes answer a lock with the head of a large record only.
+        spec.reader = Some(Arc::new(move |head: Record| -> Reading {
+            let (group, key) = of.clone();
+            Box::pin(async move { Input::Read(fetch(&group, &key, &head).await.ok()) })
         }));
         let (spec, refuse) = (Arc::new(spec), |holder: &LockState| self.refuse(holder));
         let permit = group.admit(&spec, &mut wait, refuse).await?;

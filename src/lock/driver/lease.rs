@@ -15,7 +15,7 @@ use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::queue::Place;
 use crate::lock::registry::{DrainStage, UnsettledRelease};
-use crate::lock::state::{HolderCommand, LockSpec, LockState};
+use crate::lock::state::{HolderCommand, LockSpec, LockState, Reading};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
 use crate::node::{Job, LATE, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable};
@@ -52,7 +52,7 @@ pub(super) struct Driver {
     /// Whether it is being dropped, so that no panic may come out of it.
     is_dropped: bool,
     /// A read under way.
-    read: Option<Pin<Box<dyn Future<Output = Input> + Send + Sync>>>,
+    read: Option<Reading>,
     #[cfg(feature = "test-util")]
     trace: Option<LeaseTrace>,
 }
@@ -190,7 +190,7 @@ impl Driver {
             match self.lease.poll_event() {
                 Some(Event::Unread(unread)) => {
                     let reader = self.state.spec.reader.as_ref();
-                    self.read = reader.map(|reader| reader.read(unread));
+                    self.read = reader.map(|reader| reader(unread));
                 }
                 Some(event) => return Some(event),
                 None => {
@@ -515,11 +515,11 @@ fn note(
             failures.remove(&node);
             Answer::Replied(reply)
         }
+        Err(failure) => {
             let answer = match failure.never_sent() {
                 true => Answer::NeverSent,
                 false => Answer::Failed,
             };
-        Err(failure) => {
             failures.insert(node, failure);
             answer
         }

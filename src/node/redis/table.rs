@@ -29,9 +29,9 @@ use self::Part::{
     Writer,
 };
 use self::Verb::Plain;
+use crate::protocol::KeyNames;
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Op, SharedOp};
-use crate::protocol::KeyNames;
 
 /// One row of the table: an operation as one Redis command.
 #[derive(Debug)]

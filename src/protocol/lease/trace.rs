@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::protocol::lease::io::{Event, Input, LeaseRequest};
 use crate::protocol::lease::life::Lease;
-use crate::protocol::quorum::Quorum;
 
 /// Everything that happened to a lease. As the lease has neither clock nor I/O, this is enough to repeat its life.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
