@@ -300,11 +300,6 @@ impl AcquireRound {
         self.unanswered
     }
 
-    /// Returns the nodes that granted the lock to this attempt.
-    pub fn granted(&self) -> NodeSet {
-        self.granted
-    }
-
     /// Returns the nodes that cannot hold the lock for this attempt: they answered the only `ACQUIRE` of this
     /// attempt with another holder.
     pub fn refused(&self) -> NodeSet {

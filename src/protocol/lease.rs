@@ -313,20 +313,9 @@ impl Lease {
         matches!(&self.stage, LifeStage::Holding(holding) if holding.extending.is_some())
     }
 
-    /// Returns the nodes that have not answered the release; none before it has begun.
-    pub fn unanswered(&self) -> NodeSet {
-        match &self.stage {
-            LifeStage::Releasing { round, .. } => round.silent(),
-            _ => NodeSet::default(),
-        }
-    }
-
     /// Returns the nodes that may still have the lock.
     pub fn may_hold(&self) -> NodeSet {
-        match &self.stage {
-            LifeStage::Releasing { round, .. } => round.unreleased(),
-            _ => self.may_hold,
-        }
+        self.release_round().1.unreleased()
     }
 
     /// Returns whether it is granted, and neither released nor about to record.
@@ -349,7 +338,7 @@ impl Lease {
         matches!(self.stage, LifeStage::Releasing { .. })
     }
 
-    /// Returns the number of the release and the answers to it; none before it has begun.
+    /// Returns the number of the release and the answers to it. Before it has begun, they are those of one that begins now.
     pub fn release_round(&self) -> (u32, ReleaseRound) {
         match &self.stage {
             LifeStage::Releasing { round, .. } => (self.number, round.clone()),

@@ -171,7 +171,7 @@ impl Driver {
                     return Err(ReleaseError::Unavailable {
                         reached,
                         needed: self.state.spec.cluster.quorum.majority(),
-                        nodes: self.take_failures(self.lease.unanswered()),
+                        nodes: self.take_failures(self.lease.release_round().1.silent()),
                     });
                 }
                 Some(Event::Released(_) | Event::Settled) | None => return Ok(()),

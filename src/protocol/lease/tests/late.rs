@@ -61,7 +61,10 @@ fn answer_to_the_acquisition_is_none_to_the_release() {
         world.reply(node, 1, Reply::Granted(7));
     }
     assert_eq!(world.events(), []);
-    assert_eq!(world.callers[0].lease.unanswered().len(), NODES);
+    assert_eq!(
+        world.callers[0].lease.release_round().1.silent().len(),
+        NODES
+    );
 }
 
 #[test]
