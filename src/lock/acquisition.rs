@@ -347,7 +347,7 @@ impl LockRequest {
     }
 
     fn wait_until(&self, deadline: Instant, span: &LockSpan) -> Wait {
-        Wait::new(deadline, self.caps.clone(), &span.waits_since)
+        Wait::new(deadline, self.caps.clone(), span.waits_since(deadline))
     }
 
     /// Acquires keys of one group. Waits until the deadline while other callers hold them. Of several slots, takes one of

@@ -30,7 +30,7 @@ pub(crate) struct LockSpan {
     /// When the lock was requested.
     pub(crate) began: Instant,
     /// When the caller began to wait. Set by the queue when it does.
-    pub(crate) waits_since: Arc<OnceLock<Instant>>,
+    waits_since: OnceLock<Arc<OnceLock<Instant>>>,
     /// What to report when it is dropped: the message, the outcome, and the token of a lock that was granted with one.
     end: (&'static str, &'static str, Option<FencingToken>),
     /// Who holds the lock that was refused, if that is known.
@@ -59,7 +59,7 @@ impl LockSpan {
             resource: label,
             group: Mutex::default(),
             began: Instant::now(),
-            waits_since: Arc::default(),
+            waits_since: OnceLock::new(),
             end: ("lock abandoned", "abandoned", None),
             holder: None,
         }
@@ -68,6 +68,11 @@ impl LockSpan {
     /// Returns the span, unless it is disabled: even then, each clone and each entrance takes time.
     pub(crate) fn enabled(&self) -> Option<Span> {
         (!self.span.is_disabled()).then(|| self.span.clone())
+    }
+
+    /// Returns where to note when the caller begins to wait, if it may before this time.
+    pub(crate) fn waits_since(&self, deadline: Instant) -> Option<Arc<OnceLock<Instant>>> {
+        (deadline > self.began).then(|| Arc::clone(self.waits_since.get_or_init(Arc::default)))
     }
 
     /// Notes that a group is asked, if there are several, and returns the labels of the lease there. The outcome counts
@@ -103,7 +108,8 @@ impl LockSpan {
 impl Drop for LockSpan {
     fn drop(&mut self) {
         let (message, outcome, token) = self.end;
-        let waited = self.waits_since.get().map(Instant::elapsed);
+        let waits_since = self.waits_since.get().and_then(|since| since.get());
+        let waited = waits_since.map(Instant::elapsed);
         let labels = LockLabels {
             resource: self.resource,
             group: self.group.lock().clone(),

@@ -316,7 +316,7 @@ impl ExecuteOnce {
         let asked = span.began;
         let deadline = after(asked, options.wait.unwrap_or_default());
         let caps = [core.cap.clone(), self.cap.clone()];
-        let mut wait = Wait::new(deadline, caps, &span.waits_since);
+        let mut wait = Wait::new(deadline, caps, span.waits_since(deadline));
         let (cluster, registry, names) = (&group.cluster, &core.registry, [names].into());
         let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, labels);
         join(&mut spec);

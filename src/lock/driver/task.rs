@@ -425,7 +425,7 @@ mod tests {
     #[tokio::test]
     async fn future_of_a_held_lock_is_small() {
         let (state, _guard) = granted("k");
-        let wait = Wait::new(Instant::now(), [None, None], &Arc::default());
+        let wait = Wait::new(Instant::now(), [None, None], None);
         let (spec, permit) = (Arc::clone(&state.spec), Permit::default());
         let task = LockTask::new(spec, None, permit, wait, None).unwrap();
         let size = size_of_val(&task.run(None));

@@ -88,7 +88,7 @@ fn asking(
     spec.names = Namespace::default()
         .names(&LockKey::from("k").into(), |_| [0; 32])
         .unwrap();
-    let wait = Wait::new(Instant::now(), [None, None], &Arc::default());
+    let wait = Wait::new(Instant::now(), [None, None], None);
     let task = LockTask::new(Arc::new(spec), None, Permit::default(), wait, None).unwrap();
     let mut acquiring =
         spawn(async { task.acquire().await.map_err(AcquireError::into_lock_error) });

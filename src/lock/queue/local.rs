@@ -11,13 +11,12 @@
 //! semaphore is fair, readers that come after a writer wait for it. A caller that wants one of `n` slots takes an
 //! `n`th of the permits, and the number of a slot that no other caller of this process has. Callers that count the slots
 //! of a key differently have places of their own: the nodes decide between them. A caller enters the places of all its
-//! keys at once, under the map's mutex, and its [`Permit`] leaves them. The map counts the callers of each place, and the
-//! last one removes it.
+//! keys at once, under the map's mutex, and its [`Permit`] leaves them. A place that all callers have left stays for the
+//! next one, until the map is full: most keys are locked again.
 //!
 //! A call that waits for others also occupies a slot under each [`WaiterCap`].
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -40,8 +39,8 @@ use crate::protocol::{Few, Holder, KeyNames, LockKey, LockKeys};
 /// The places of all keys that this process holds, requests or waits for.
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueue {
-    /// By key and number of slots: the number of callers that have entered the place, and the place.
-    places: Mutex<HashMap<(LockKey, Option<usize>), (usize, Arc<Place>)>>,
+    /// By key and number of slots.
+    places: Mutex<HashMap<(LockKey, Option<usize>), Arc<Place>>>,
     /// The number of callers so far.
     callers: AtomicU64,
 }
@@ -86,7 +85,7 @@ impl LocalQueue {
     pub(crate) fn leases_of(&self, key: &LockKey) -> Vec<Arc<LockState>> {
         let mut found = Vec::new();
         // In all places, because callers do not queue for one slot of a key, but for any of them.
-        for (_, place) in self.places.lock().values() {
+        for place in self.places.lock().values() {
             let callers = place.callers.lock();
             let leases = callers
                 .leases()
@@ -101,8 +100,8 @@ impl LocalQueue {
     pub(crate) fn waited_for(&self) -> Vec<(LockKey, usize)> {
         let places = self.places.lock();
         // Those that ask the nodes are among them: they go on to hold the key, to wait, or away.
-        let waited = places.values().map(|(callers, place)| {
-            let waiting = callers.saturating_sub(place.holders());
+        let waited = places.values().map(|place| {
+            let waiting = place.entered().saturating_sub(place.holders());
             (place.key.0.clone(), waiting)
         });
         waited.filter(|(_, callers)| *callers > 0).collect()
@@ -111,7 +110,10 @@ impl LocalQueue {
     /// Returns whether no key is held, requested or waited for.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.places.lock().is_empty()
+        self.places
+            .lock()
+            .values()
+            .all(|place| place.entered() == 0)
     }
 
     /// Enters the places of all keys, without acquiring their permits.
@@ -122,10 +124,16 @@ impl LocalQueue {
             Access::Slot(count) => Some(count),
         };
         let enter = |key: &LockKey| {
+            if places.len() == places.capacity() {
+                places.retain(|_, place| place.entered() > 0);
+                // As many callers more until the next look at all places, whose cost is amortised.
+                let entered = places.len();
+                places.shrink_to(2 * entered);
+                places.reserve(entered);
+            }
             let entry = places.entry((key.clone(), slots));
-            let (callers, place) =
-                entry.or_insert_with_key(|key| (0, Arc::new(Place::new(key.clone()))));
-            *callers += 1;
+            let place = entry.or_insert_with_key(|key| Arc::new(Place::new(key.clone())));
+            place.enter();
             Arc::clone(place)
         };
         Permit {
@@ -138,17 +146,8 @@ impl LocalQueue {
     }
 
     fn leave(&self, left: &[Arc<Place>]) {
-        let mut places = self.places.lock();
-        for place in left {
-            if let Entry::Occupied(mut entry) = places.entry(place.key.clone()) {
-                entry.get_mut().0 -= 1;
-                if entry.get().0 == 0 {
-                    entry.remove();
-                    // The lease task of the last caller may keep the place alive for longer.
-                    place.end_subscription();
-                }
-            }
-        }
+        let _entering = self.places.lock();
+        left.iter().for_each(|place| place.leave());
     }
 }
 
@@ -349,7 +348,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(queue) = &self.queue {
-            // The permits first, so that a place has all of them when it is removed.
+            // The permits first, so that a place has all of them when its last caller has left it.
             self.give_back();
             queue.leave(&self.places);
         }
@@ -372,8 +371,8 @@ pub(crate) struct Wait {
     caps: [Option<Arc<WaiterCap>>; 2],
     /// How many of them it occupies.
     occupied: usize,
-    /// When the call began to wait, for its span.
-    waits_since: Arc<OnceLock<Instant>>,
+    /// When the call began to wait, for its span; `None` for a call that does not wait.
+    waits_since: Option<Arc<OnceLock<Instant>>>,
     /// Counts the call in the metrics while it waits.
     counted: Option<Counted>,
 }
@@ -391,13 +390,13 @@ impl Wait {
     pub(crate) fn new(
         deadline: Instant,
         caps: [Option<Arc<WaiterCap>>; 2],
-        waits_since: &Arc<OnceLock<Instant>>,
+        waits_since: Option<Arc<OnceLock<Instant>>>,
     ) -> Self {
         Self {
             deadline,
             caps,
             occupied: 0,
-            waits_since: Arc::clone(waits_since),
+            waits_since,
             counted: None,
         }
     }
@@ -417,7 +416,9 @@ impl Wait {
             }
             self.occupied += 1;
         }
-        self.waits_since.get_or_init(Instant::now);
+        if let Some(waits_since) = &self.waits_since {
+            waits_since.get_or_init(Instant::now);
+        }
         self.counted.get_or_insert_with(Counted::waiter);
         Ok(())
     }

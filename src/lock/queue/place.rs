@@ -48,6 +48,8 @@ pub(crate) struct Place {
     /// Each caller that waits for the permit has a clone. Most places have none.
     waiter: OnceLock<Arc<()>>,
     pub(super) callers: Mutex<Callers>,
+    /// The number of callers that have entered it, and not left. Changed under the mutex of the map.
+    entered: AtomicUsize,
     /// Notified when a caller got its permits, its refusal, or its lock.
     pub(crate) changed: Notify,
     /// Notified when a caller failed.
@@ -146,12 +148,38 @@ impl Place {
                 admitted: Vec::with_capacity(1),
                 ..Callers::default()
             }),
+            entered: AtomicUsize::new(0),
             changed: Notify::new(),
             failed: Notify::new(),
             subscribers: AtomicUsize::new(0),
             kept: AtomicUsize::new(0),
             subscription: Mutex::default(),
         }
+    }
+
+    /// Counts a caller that enters.
+    pub(super) fn enter(&self) {
+        // Relaxed here and below: the mutex of the map orders them.
+        if self.entered.fetch_add(1, Ordering::Relaxed) == 0 {
+            // Those of before are old, and may have been set after the last caller left.
+            self.subscribers.store(0, Ordering::Relaxed);
+            self.kept.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a caller that leaves. The last one leaves nothing to the next.
+    pub(super) fn leave(&self) {
+        if self.entered.fetch_sub(1, Ordering::Relaxed) == 1 {
+            let mut callers = self.callers.lock();
+            (callers.failed, callers.memo) = Default::default();
+            drop(callers);
+            self.end_subscription();
+        }
+    }
+
+    /// Returns the number of callers that have entered it, and not left.
+    pub(super) fn entered(&self) -> usize {
+        self.entered.load(Ordering::Relaxed)
     }
 
     /// Returns what a caller keeps as long as it waits for the permit.

@@ -219,7 +219,7 @@ fn no_more_calls_wait_than_the_caps_allow() {
             let (caps, inside) = (caps.clone(), Arc::clone(&inside));
             let admitted = Arc::clone(&admitted);
             spawn(move || {
-                let mut slots = Wait::new(Instant::now(), caps, &Arc::default());
+                let mut slots = Wait::new(Instant::now(), caps, None);
                 if slots.occupy().is_ok() {
                     admitted.fetch_add(1, Ordering::SeqCst);
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "one too many");
