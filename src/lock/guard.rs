@@ -73,13 +73,20 @@ pub struct LockGuard(
 #[derive(Clone)]
 pub struct LockHandle {
     lease: Arc<LockState>,
+    /// Present if there are further leases.
+    further: Option<Arc<Further>>,
+    /// The share of the layer that made the handle; dangling if a guard made it.
+    request_share: Weak<RequestShare>,
+}
+
+/// The leases beside the first of a lock.
+#[derive(Clone, Default)]
+struct Further {
     /// The further leases of the lock, and behind them those of other locks of the same request.
-    others: Vec<Arc<LockState>>,
+    leases: Vec<Arc<LockState>>,
     /// All keys of a lock of several leases, which belong to several groups of nodes or move from one to another; and the
     /// number of its further leases.
     joined: Option<(LockKeys, usize)>,
-    /// The share of the layer that made the handle; dangling if a guard made it.
-    request_share: Weak<RequestShare>,
 }
 
 /// The share that a layer holds while it serves a request. The handler may give it up through its handle; then it is the
@@ -119,7 +126,8 @@ macro_rules! view {
             /// another lock with another token, of which this one holds a share; see [`LockHandles`](crate::LockHandles).
             #[must_use]
             pub fn keys(&self) -> &[LockKey] {
-                let joined = self$(.$handle)?.joined.as_ref();
+                let further = self$(.$handle)?.further.as_ref();
+                let joined = further.and_then(|further| further.joined.as_ref());
                 let all = joined.map(|(keys, _)| keys);
                 all.unwrap_or(&self.lease().spec.keys).as_slice()
             }
@@ -200,7 +208,9 @@ macro_rules! view {
 
             /// Returns that lease, followed by the further ones of the lock, and those of the other locks.
             pub(crate) fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {
-                std::iter::once(self.lease()).chain(&self$(.$handle)?.others)
+                let further = self$(.$handle)?.further.as_ref();
+                let further = further.map(|further| further.leases.as_slice());
+                std::iter::once(self.lease()).chain(further.unwrap_or_default())
             }
         }
 
@@ -224,8 +234,7 @@ impl LockGuard {
     pub(crate) fn new(lease: &Arc<LockState>) -> Self {
         Self(LockHandle {
             lease: Arc::clone(lease),
-            others: Vec::new(),
-            joined: None,
+            further: None,
             request_share: Weak::new(),
         })
     }
@@ -234,7 +243,9 @@ impl LockGuard {
     pub(crate) fn join(self, further: Vec<Self>) -> Self {
         let mut joined = self.with_others(further);
         let keys = joined.leases().flat_map(|lease| lease.spec.keys.as_slice());
-        joined.0.joined = Some((keys.collect(), joined.0.others.len()));
+        let keys = keys.collect();
+        let further = joined.0.further_mut();
+        further.joined = Some((keys, further.leases.len()));
         joined
     }
 
@@ -243,7 +254,7 @@ impl LockGuard {
         for other in others {
             // There is a share to take, because the other guard gives up its own behind this.
             let shared = other.leases().filter(|lease| lease.share());
-            self.0.others.extend(shared.map(Arc::clone));
+            self.0.further_mut().leases.extend(shared.map(Arc::clone));
         }
         self
     }
@@ -266,20 +277,18 @@ impl LockGuard {
     ///
     /// Dropping the future ends only the wait; the lock is released all the same.
     pub async fn release(self) -> Result<Released, ReleaseError> {
-        let only = Some(self.lease()).filter(|_| self.0.others.is_empty());
-        let rest = only.and_then(|lease| lease.take_rest_here());
-        let handle = self.give_up();
-        match rest {
-            Some(rest) if !handle.lease.is_shared() => {
-                handle.lease.finish(rest).await.map(|()| Released::Freed)
-            }
-            Some(rest) => {
-                handle.lease.spawn(rest);
-                Ok(Released::Shared)
-            }
+        let only = Some(self.lease()).filter(|_| self.0.further.is_none());
+        let Some(rest) = only.and_then(|lease| lease.take_rest_here()) else {
             // Boxed, so that the usual case has no room for it.
-            None => Box::pin(handle.released()).await,
+            return Box::pin(self.give_up().released()).await;
+        };
+        let lease = Arc::clone(self.lease());
+        drop(self);
+        if lease.is_shared() {
+            lease.spawn(rest);
+            return Ok(Released::Shared);
         }
+        lease.finish(rest).await.map(|()| Released::Freed)
     }
 
     /// Gives up this share, and returns a handle of what it was a share of.
@@ -382,7 +391,7 @@ impl LockHandle {
     pub(crate) async fn released(&self) -> Result<Released, ReleaseError> {
         let mut outcome = Ok(Released::Freed);
         // The other locks first.
-        for lease in self.others.iter().chain([&self.lease]) {
+        for lease in self.leases().skip(1).chain([&self.lease]) {
             let released = match lease.is_shared() {
                 true => Ok(Released::Shared),
                 false => lease.released().await.map(|()| Released::Freed),
@@ -397,9 +406,16 @@ impl LockHandle {
     /// Returns a handle of the lock itself, without the other locks.
     pub(crate) fn alone(&self) -> Self {
         let mut alone = self.clone();
-        let further = alone.joined.as_ref().map_or(0, |(_, further)| *further);
-        alone.others.truncate(further);
+        if alone.further.is_some() {
+            let further = alone.further_mut();
+            let own = further.joined.as_ref().map_or(0, |(_, own)| *own);
+            further.leases.truncate(own);
+        }
         alone
+    }
+
+    fn further_mut(&mut self) -> &mut Further {
+        Arc::make_mut(self.further.get_or_insert_default())
     }
 
     /// Returns whether both handles belong to the same lock.
