@@ -9,7 +9,7 @@ use tracing::{Span, debug, info_span};
 
 use crate::lock::cluster::Cluster;
 use crate::node::Mutex;
-use crate::node::telemetry::{self, Counted, LockLabels};
+use crate::node::telemetry::{self, LockLabels};
 use crate::protocol::{FencingToken, Holder, LockKey, LockKeys};
 
 /// The span of a lock that is being acquired, and the event of its outcome. A span that is dropped unfinished reports
@@ -142,36 +142,6 @@ impl Drop for LockSpan {
     }
 }
 
-/// Counts a lock as held while this value lives, and reports the time to its span.
-#[derive(Debug)]
-pub(crate) struct HeldSpan {
-    /// Unless it is disabled.
-    span: Option<Span>,
-    labels: LockLabels,
-    pub(crate) since: Instant,
-    _counted: Counted,
-}
-
-impl HeldSpan {
-    pub(crate) fn new(span: &Option<Span>, labels: &LockLabels) -> Self {
-        Self {
-            span: span.clone(),
-            labels: labels.clone(),
-            since: Instant::now(),
-            _counted: Counted::held(),
-        }
-    }
-}
-
-impl Drop for HeldSpan {
-    fn drop(&mut self) {
-        if let Some(span) = &self.span {
-            span.record("hold_ms", millis(self.since.elapsed()));
-        }
-        telemetry::held(&self.labels, self.since);
-    }
-}
-
 /// Returns the label of a lock on these keys.
 pub(crate) fn label_of(label: Option<&'static str>, keys: &LockKeys) -> &'static str {
     let of_keys = || {
@@ -204,7 +174,7 @@ static KINDS: [OnceLock<&'static str>; MAX_KINDS] = [const { OnceLock::new() }; 
 /// How many labels keys may give in one process.
 const MAX_KINDS: usize = 32;
 
-fn millis(duration: Duration) -> u64 {
+pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

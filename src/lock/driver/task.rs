@@ -39,9 +39,10 @@ use crate::lock::queue::{Permit, Wait};
 use crate::lock::registry::Ticket;
 use crate::lock::rest::Rest;
 use crate::lock::slots::{SlotTable, slot_at_random};
-use crate::lock::span::HeldSpan;
+use crate::lock::span::millis;
 use crate::lock::state::{LockSpec, LockState};
 use crate::node::random_u64;
+use crate::node::telemetry::{self, Counted};
 use crate::protocol::acquire::Contention;
 use crate::protocol::lease::Decided;
 
@@ -57,8 +58,8 @@ pub(crate) struct LockTask {
     permit: Permit,
     /// Taken by the drop.
     ticket: Option<Ticket>,
-    /// From the grant on, until the last share is gone.
-    held: Option<HeldSpan>,
+    /// Since when it is held, and its count in the metrics, until the last share is gone.
+    held: Option<(Instant, Counted)>,
     /// The task that requested the lock, which is not the one that owns it from the grant on.
     requester: Option<task::Id>,
     wait: Wait,
@@ -179,7 +180,10 @@ impl LockTask {
             return;
         };
         driver.hold(&mut self.permit).await;
-        self.held = None;
+        self.end_holding();
+        let Some(driver) = &mut self.driver else {
+            return;
+        };
         // Given to the release, which decides when the next caller may ask: not before its requests are sent.
         let permit = take(&mut self.permit);
         match driver.lease.is_holding() {
@@ -295,8 +299,8 @@ impl LockTask {
         if let Some(span) = &self.span {
             span.record("quorum.granted", granted);
         }
-        let held = HeldSpan::new(&self.span, &self.spec.labels);
-        let since = self.held.insert(held).since;
+        let since = Instant::now();
+        self.held = Some((since, Counted::held()));
         if let Some(driver) = &self.driver {
             self.permit.set_holder(&driver.state, self.requester);
             if let Some(ticket) = &self.ticket {
@@ -306,6 +310,16 @@ impl LockTask {
         self.permit.unsubscribe();
         (self.slot_table, self.backoff) = (None, None);
         self.wait.end();
+    }
+
+    /// Reports for how long the lock was held, if it was.
+    fn end_holding(&mut self) {
+        if let Some((since, _counted)) = self.held.take() {
+            if let Some(span) = &self.span {
+                span.record("hold_ms", millis(since.elapsed()));
+            }
+            telemetry::held(&self.spec.labels, since);
+        }
     }
 
     /// Tells an error to the callers behind this one, before its own caller gets it.
@@ -370,6 +384,7 @@ impl Drop for LockTask {
             granted => drop(granted),
         }
         drop(take(&mut self.permit));
+        self.end_holding();
         let (mut left, ticket) = (take(&mut self.refused), self.ticket.take());
         if !left.is_empty() {
             let settling = async move {
