@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::lock::error::{ExtendError, Lost, LostReason, ReleaseError};
 use crate::lock::slots::key_of_slot;
-use crate::lock::state::LockState;
+use crate::lock::state::{LockState, Releasing};
 use crate::node::Mutex;
 use crate::protocol::{FencingToken, LockKey, LockKeys};
 
@@ -277,18 +277,25 @@ impl LockGuard {
     ///
     /// Dropping the future ends only the wait; the lock is released all the same.
     pub async fn release(self) -> Result<Released, ReleaseError> {
+        match self.end() {
+            Ok(releasing) => releasing.await.map(|()| Released::Freed),
+            // Boxed, so that the usual case has no room for it.
+            Err(handle) => Box::pin(handle.released()).await,
+        }
+    }
+
+    /// Gives up this share. Returns the release, if it was the last share of a lock at rest, or else a handle to wait with.
+    pub(crate) fn end(self) -> Result<Releasing, LockHandle> {
         let only = Some(self.lease()).filter(|_| self.0.further.is_none());
         let Some(rest) = only.and_then(|lease| lease.take_rest_here()) else {
-            // Boxed, so that the usual case has no room for it.
-            return Box::pin(self.give_up().released()).await;
+            return Err(self.give_up());
         };
-        let lease = Arc::clone(self.lease());
-        drop(self);
-        if lease.is_shared() {
-            lease.spawn(rest);
-            return Ok(Released::Shared);
+        let releasing = Releasing(Arc::clone(self.lease()), Some(rest));
+        match self.give_up() {
+            // The task goes on with the other shares.
+            shared if shared.lease.is_shared() => Err(shared),
+            _ => Ok(releasing),
         }
-        lease.finish(rest).await.map(|()| Released::Freed)
     }
 
     /// Gives up this share, and returns a handle of what it was a share of.

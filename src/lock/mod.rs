@@ -79,4 +79,4 @@ pub(crate) use registry::DrainStage;
 pub(crate) use rest::Left;
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;
-pub(crate) use state::{LockSpec, LockState, Reading};
+pub(crate) use state::{LockSpec, LockState, Reading, Releasing};

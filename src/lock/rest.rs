@@ -7,10 +7,9 @@
 //! a command, the drop of the last share, a revocation, or the [registry](crate::lock::registry) when something is due.
 //! Who waits for the release polls the task itself.
 
-use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use crate::node::Home;
 
@@ -29,24 +28,11 @@ impl Rest {
         home.spawn(self.0);
     }
 
-    /// Polls the task until there is an outcome. What is left of it then is spawned.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped at any point; the task goes on.
-    pub(crate) async fn run<T>(self, home: &Home, outcome: impl Fn() -> Option<T>) -> T {
-        let mut left = Left(Some(self), |rest: Self| rest.spawn(home));
-        poll_fn(|context| {
-            if let Some(Self(task)) = &mut left.0 {
-                // As the runtime catches a panic of a task, whose drop ends the lock.
-                let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
-                if !matches!(polled, Ok(Poll::Pending)) {
-                    left.0 = None;
-                }
-            }
-            outcome().map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+    /// Polls the task, and returns whether it has ended.
+    pub(crate) fn has_ended(&mut self, context: &mut Context<'_>) -> bool {
+        // As the runtime catches a panic of a task, whose drop ends the lock.
+        let polled = catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context)));
+        !matches!(polled, Ok(Poll::Pending))
     }
 }
 

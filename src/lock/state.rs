@@ -14,6 +14,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -127,16 +128,6 @@ impl LockState {
     pub(crate) fn take_rest_here(&self) -> Option<Rest> {
         let is_elsewhere = self.spec.cluster.home.is_elsewhere();
         (!is_elsewhere).then(|| self.take_rest())?
-    }
-
-    /// Polls the task, which rested until the last share was gone, up to the outcome of the release.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped at any point; the release goes on.
-    pub(crate) async fn finish(&self, rest: Rest) -> Result<(), ReleaseError> {
-        let outcome = || self.state.lock().released.clone();
-        rest.run(&self.spec.cluster.home, outcome).await
     }
 
     /// Returns whether the lock has a holder.
@@ -360,6 +351,31 @@ impl LeaseState {
         let is_closed = self.released.is_some();
         let abandoned = is_closed.then_some(LostReason::Abandoned);
         self.lost.or(abandoned)
+    }
+}
+
+/// The release of a lock that rested until its last share was gone, up to its outcome.
+///
+/// # Cancel safety
+///
+/// May be dropped at any point; the release goes on.
+pub(crate) struct Releasing(pub(super) Arc<LockState>, pub(super) Option<Rest>);
+
+impl Future for Releasing {
+    type Output = Result<(), ReleaseError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.1.take_if(|rest| rest.has_ended(context));
+        let outcome = self.0.state.lock().released.clone();
+        outcome.map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        if let Some(rest) = self.1.take() {
+            self.0.spawn(rest);
+        }
     }
 }
 

@@ -9,17 +9,18 @@
 //! Requests must not wait for each other in a circle. A request that holds locks waits for further keys only if
 //! these come after all keys that it holds in the order of the service, and if all its locks are of one service; otherwise it tries once.
 
-use std::future::ready;
+use std::future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::future::Either;
 use http::Extensions;
 
 use crate::lock::{
     LockError, LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock,
-    RequestShare, WaiterCap, first_slots,
+    ReleaseError, Releasing, RequestShare, WaiterCap, first_slots,
 };
 use crate::middleware::config::OnLost;
 use crate::node::Mutex;
@@ -48,8 +49,11 @@ pub(crate) struct HeldShare {
     /// Once a task waits for the loss.
     lost: Option<Lost>,
     /// Once the share is given up.
-    release: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
+    release: Option<Either<Releasing, Waiting>>,
 }
+
+/// The wait for the release of a lock that others hold too, or that does not rest.
+type Waiting = Pin<Box<dyn Future<Output = Result<(), ReleaseError>> + Send + Sync>>;
 
 impl LockHandles {
     /// Returns the handles.
@@ -130,7 +134,7 @@ impl LockHandles {
             let may_wait = comes_after(&first_slots(&keys));
             let mut held = held.into_iter();
             return match held.find(|held| held.is_slot_of(&keys, count)) {
-                Some(slot) => LockFuture(Box::pin(ready(Ok(slot)))),
+                Some(slot) => LockFuture(Box::pin(future::ready(Ok(slot)))),
                 None => request(keys, may_wait),
             };
         }
@@ -138,7 +142,7 @@ impl LockHandles {
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
         let is_of_reader = |guard: &&LockGuard| guard.lease().spec.lease.access == Access::Shared;
         if access == Access::Exclusive && held.iter().filter(is_of_reader).any(is_wanted) {
-            return LockFuture(Box::pin(ready(Err(LockError::HeldShared))));
+            return LockFuture(Box::pin(future::ready(Err(LockError::HeldShared))));
         }
         let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
         let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
@@ -198,20 +202,20 @@ impl HeldShare {
             return Poll::Ready(());
         }
         let release = self.release.get_or_insert_with(|| {
-            let guard = self.share.end().ok_or_else(|| self.handle.clone());
-            Box::pin(async move {
-                let released = match guard {
-                    Ok(guard) => guard.release().await,
-                    // The handler has given up the share.
-                    Err(handle) => handle.released().await,
-                };
-                // The lock ends by its ttl at the latest.
-                if let Err(error) = released {
-                    tracing::debug!(%error, "redlock lock released without confirmation");
+            let ended = self.share.end().map(LockGuard::end);
+            // Unless the handler has given up the share.
+            match ended.unwrap_or_else(|| Err(self.handle.clone())) {
+                Ok(releasing) => Either::Left(releasing),
+                Err(handle) => {
+                    Either::Right(Box::pin(async move { handle.released().await.map(drop) }))
                 }
-            })
+            }
         });
-        release.as_mut().poll(context)
+        // The lock ends by its ttl at the latest.
+        if let Err(error) = ready!(Pin::new(release).poll(context)) {
+            tracing::debug!(%error, "redlock lock released without confirmation");
+        }
+        Poll::Ready(())
     }
 }
 
