@@ -59,8 +59,8 @@ pub(crate) struct Place {
     /// The number of releases in a row that were not published.
     pub(super) kept: AtomicUsize,
     /// The subscription of this process to the releases of others: kept for the next callers, which wait for the permit,
-    /// and known while some caller watches it.
-    pub(super) subscription: Mutex<(Option<Arc<ReleaseSubscription>>, Weak<ReleaseSubscription>)>,
+    /// and known while some caller watches it. Made for the first caller that waits.
+    subscription: OnceLock<Mutex<(Option<Arc<ReleaseSubscription>>, Weak<ReleaseSubscription>)>>,
 }
 
 /// The callers that have permits of a place.
@@ -153,7 +153,7 @@ impl Place {
             failed: Notify::new(),
             subscribers: AtomicUsize::new(0),
             kept: AtomicUsize::new(0),
-            subscription: Mutex::default(),
+            subscription: OnceLock::new(),
         }
     }
 
@@ -464,14 +464,15 @@ impl Place {
         }
         // The nodes count this process once while it is subscribed. A subscription that just ends is gone here before it is
         // gone there, so for a moment this process may be taken for another one, which costs one published release.
-        let own = usize::from(self.subscription.lock().1.strong_count() > 0);
+        let own = self.subscription.get();
+        let own = own.map_or(0, |own| usize::from(own.lock().1.strong_count() > 0));
         let others = subscribers.saturating_sub(own);
         (others > 0).then_some(others + 1)
     }
 
     /// Watches the releases of a lock, which are published on this channel.
     pub(super) fn watch(&self, cluster: &Cluster, channel: &Arc<[u8]>) -> ReleaseWatch {
-        let mut subscription = self.subscription.lock();
+        let mut subscription = self.subscription.get_or_init(Mutex::default).lock();
         let (kept, watched) = &mut *subscription;
         let subscribed = watched.upgrade();
         let subscribed = subscribed.unwrap_or_else(|| cluster.subscribe(channel));
@@ -488,7 +489,8 @@ impl Place {
 
     /// Ends the subscription, unless a caller watches.
     pub(super) fn end_subscription(&self) {
-        let kept = self.subscription.lock().0.take();
+        let subscription = self.subscription.get();
+        let kept = subscription.and_then(|subscription| subscription.lock().0.take());
         // Behind the mutex, because the nodes are told of its end, if this was the last owner.
         drop(kept);
     }
