@@ -130,6 +130,7 @@ pub struct Contention {
 impl AcquireRound {
     /// Creates a round whose `ACQUIRE` was sent to every node; with the fingerprint of the request, if something is executed
     /// under the lock.
+    #[inline]
     pub fn new(quorum: Quorum, fingerprint: Option<Fingerprint>) -> Self {
         Self {
             quorum,
@@ -157,6 +158,7 @@ impl AcquireRound {
     }
 
     /// Takes the answer of `node` to the `ACQUIRE`.
+    #[inline]
     pub fn on_acquire(&mut self, node: usize, answer: &Answer) -> AcquireStep {
         if !self.unanswered.remove(node) {
             return self.with_records(AcquireStep::Wait, node, answer);
@@ -323,6 +325,7 @@ impl AcquireRound {
     }
 
     /// Looks for a record in an answer, of which the step of the lock is this one.
+    #[inline]
     fn with_records(&mut self, step: AcquireStep, node: usize, answer: &Answer) -> AcquireStep {
         if let (Some(records), Answer::Replied(reply)) = (&mut self.records, answer) {
             records.note(node, reply);

@@ -68,6 +68,7 @@ pub use trace::{LeaseOutput, Trace};
 impl Lease {
     /// Begins an attempt: asks every node for the lock. `patience` is how much longer than the node timeout a node may
     /// take for its first answer, because there is no connection to it yet.
+    #[inline]
     pub fn new(
         spec: LeaseSpec,
         quorum: Quorum,
@@ -163,6 +164,7 @@ impl Lease {
     }
 
     /// Takes the answer of a node, as [`Input::Answered`] has it.
+    #[inline]
     pub fn on_answer(&mut self, node: usize, number: u32, answer: &Answer, now: Duration) {
         match &mut self.stage {
             LifeStage::Acquiring(acquiring) => {

@@ -453,6 +453,7 @@ impl Lease {
     }
 
     /// Sends a request that may lock or extend the keys.
+    #[inline]
     pub(super) fn lock(&mut self, op: Op, ttl: Duration, nodes: NodeSet, now: Duration) {
         // Twice the ttl, because a request may be on its way for as long as a ttl. Never earlier than before, because no
         // request shortens the ttl that an earlier one set.
