@@ -255,8 +255,10 @@ impl RequestKind {
 /// Returns the media type of a body without its parameters; empty if there is none. Media types are case-insensitive
 /// (RFC 9110, section 8.3.1).
 pub(crate) fn media_type(headers: &HeaderMap) -> &str {
-    let value = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-    let mut parts = value.unwrap_or_default().split(|byte| *byte == b';');
+    let Some(value) = headers.get(CONTENT_TYPE) else {
+        return "";
+    };
+    let mut parts = value.as_bytes().split(|byte| *byte == b';');
     let text = str::from_utf8(parts.next().unwrap_or_default());
     text.unwrap_or_default().trim_ascii()
 }
