@@ -148,7 +148,7 @@ pub(crate) enum DrainStage {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     registry: Arc<Registry>,
-    id: usize,
+    pub(crate) id: usize,
     /// Dropped last, after which a drain need not wait for it.
     _running: watch::Receiver<()>,
 }
@@ -378,10 +378,6 @@ impl Registry {
 }
 
 impl Ticket {
-    pub(crate) fn id(&self) -> usize {
-        self.id
-    }
-
     /// Notes that a guard of this lock, which was granted then, is handed out.
     pub(crate) fn set_held(&self, lock: Arc<dyn Listed>, since: Instant) {
         let mut leases = self.registry.leases.lock();

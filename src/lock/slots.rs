@@ -11,7 +11,7 @@ use crate::protocol::{KeyNames, LockKey, LockKeys, MAX_SLOTS, Namespace};
 pub(crate) struct SlotTable {
     slots: Vec<(LockKeys, Arc<[KeyNames]>)>,
     /// The slots that the caller may take, one bit for each.
-    wanted: u64,
+    pub(crate) wanted: u64,
 }
 
 impl SlotTable {
@@ -40,11 +40,6 @@ impl SlotTable {
     /// Returns the keys of a slot and their names.
     pub(crate) fn get(&self, slot: usize) -> (LockKeys, Arc<[KeyNames]>) {
         self.slots[slot].clone()
-    }
-
-    /// Returns one bit for each slot that the caller may take.
-    pub(crate) fn wanted(&self) -> u64 {
-        self.wanted
     }
 }
 

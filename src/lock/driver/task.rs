@@ -154,7 +154,7 @@ impl LockTask {
         let (Some(driver), Some(ticket)) = (&self.driver, &self.ticket) else {
             return;
         };
-        let (state, id, due) = (Arc::clone(&driver.state), ticket.id(), driver.due());
+        let (state, id, due) = (Arc::clone(&driver.state), ticket.id, driver.due());
         let rest = match self.span.clone() {
             None => Rest::new(self.run(None)),
             Some(span) => Rest::new(self.run(None).instrument(span)),
@@ -342,7 +342,7 @@ impl LockTask {
         let Some(table) = &self.slot_table else {
             return;
         };
-        let wanted = table.wanted();
+        let wanted = table.wanted;
         if !self.take_slot(wanted) {
             // Other callers of this process ask for all of them, perhaps with another number of slots. The nodes decide.
             self.set_slot(slot_at_random(wanted, random_u64()).unwrap_or_default());
@@ -351,7 +351,7 @@ impl LockTask {
 
     /// Chooses one of these slots, if the caller may take it and no other one of this process has it.
     fn take_slot(&mut self, slots: u64) -> bool {
-        let wanted = self.slot_table.as_ref().map_or(0, |table| table.wanted());
+        let wanted = self.slot_table.as_ref().map_or(0, |table| table.wanted);
         if wanted == 0 {
             return false;
         }
