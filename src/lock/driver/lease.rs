@@ -362,13 +362,12 @@ impl Driver {
         let phase = self.votes.next_phase();
         debug_assert_eq!(phase, request.number, "each request is sent");
         let spec = &self.state.spec;
-        let (now, gone_at) = (self.instant(now), self.instant(request.gone_at));
         let until = match request.op {
             Op::Release => {
                 let retention = spec.names.first().and_then(KeyNames::intent_retention);
-                retention.map(|retention| gone_at + retention)
+                retention.map(|retention| self.instant(request.gone_at + retention))
             }
-            Op::ReleaseAfter { left } => Some(now + left),
+            Op::ReleaseAfter { left } => Some(self.instant(now + left)),
             _ => None,
         };
         let command = Command {
@@ -380,7 +379,7 @@ impl Driver {
         let (cluster, mut nodes) = (&spec.cluster, request.nodes);
         let embedded = nodes.intersection(cluster.embedded);
         if !self.is_dropped && !embedded.is_empty() {
-            let now = cluster.home.epoch.at(now);
+            let now = cluster.home.epoch.at(self.instant(now));
             for number in embedded.iter() {
                 if let Some(executed) = cluster.nodes[number].execute(&packet, now) {
                     self.votes.push(number, phase, executed);
@@ -391,7 +390,7 @@ impl Driver {
         if nodes.is_empty() {
             return;
         }
-        let packet = Arc::new(packet);
+        let (packet, gone_at) = (Arc::new(packet), self.instant(request.gone_at));
         // This task is the only one that submits for this owner, and a lane keeps the order: on each node, the release
         // follows what it releases.
         for number in nodes.iter() {
