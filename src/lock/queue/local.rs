@@ -326,9 +326,7 @@ impl Permit {
 
     /// Gives the slot back, so that other callers can choose it.
     pub(crate) fn give_number_back(&self) {
-        if let Some(place) = self.places.first() {
-            place.give_number_back(self.caller);
-        }
+        self.take_number(0, 0);
     }
 
     /// Leaves a memo for the next callers of this process. A set of keys has it at the first key.

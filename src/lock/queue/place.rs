@@ -233,24 +233,17 @@ impl Place {
         Some(callers.admitted.swap_remove(position).permits)
     }
 
-    /// Chooses one of these slots, one bit each, that no other caller on the list has, for a caller on the list.
+    /// Chooses one of these slots, one bit each, that no caller on the list has, for a caller on the list. Its former one is
+    /// given back, so that others can choose it.
     pub(super) fn take_number(&self, caller: u64, numbers: u64, random: u64) -> Option<usize> {
         let mut callers = self.callers.lock();
         let taken = callers.admitted.iter().map(|one| one.number);
         let taken = taken.fold(0, |taken, number| taken | number);
-        let number = slot_at_random(numbers & !taken, random)?;
+        let number = slot_at_random(numbers & !taken, random);
         let mut admitted = callers.admitted.iter_mut();
-        admitted.find(|one| one.caller == caller)?.number = 1 << number;
-        Some(number)
-    }
-
-    /// Gives the slot of a caller back, so that others can choose it.
-    pub(super) fn give_number_back(&self, caller: u64) {
-        let mut callers = self.callers.lock();
-        let mut admitted = callers.admitted.iter_mut();
-        if let Some(one) = admitted.find(|one| one.caller == caller) {
-            one.number = 0;
-        }
+        let one = admitted.find(|one| one.caller == caller)?;
+        one.number = number.map_or(0, |number| 1 << number);
+        number
     }
 
     /// Takes callers off the list that do not react: their runtime is at rest, or their futures are not polled. The
