@@ -24,6 +24,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::node::Mutex;
 use crate::node::sync::MutexGuard;
+use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::system::Epoch;
 
 /// The runtime of all background work of a lock service.
@@ -33,6 +34,8 @@ pub(crate) struct Home {
     given: Option<Handle>,
     /// The home, and what is closed when it has ended. `None` before the first use.
     used: Mutex<Option<(Handle, oneshot::Sender<Infallible>)>>,
+    /// How many runtimes have been the home so far.
+    count: AtomicUsize,
     /// From which the nodes in this process count the time: by tokio's clock, which tests can pause.
     pub(crate) epoch: Epoch,
 }
@@ -70,6 +73,12 @@ impl Home {
         let home = self.current();
         home.as_ref()
             .is_some_and(|(home, _)| home.id() == here.id())
+    }
+
+    /// Returns the number of the home, by which a task knows a timer that it has taken along from a home that has ended.
+    pub(crate) fn number(&self) -> usize {
+        // Relaxed: a task of the next home was spawned behind the count.
+        self.count.load(Ordering::Relaxed)
     }
 
     /// Waits for what a task of the home reports. Returns `None` if the home is not run, which takes a runtime to notice.
@@ -120,6 +129,7 @@ impl Home {
                 runtime.spawn(async { drop(ended.await) });
                 (!sender.is_closed()).then_some((runtime, sender))
             });
+            self.count.fetch_add(1, Ordering::Relaxed);
         }
         used
     }

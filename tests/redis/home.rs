@@ -320,6 +320,25 @@ fn home_that_ends_with_locks_requests_and_releases_leaves_nothing() {
     drop(held);
 }
 
+/// The next home waits with timers of its own for what the calls of the former one have left.
+#[test]
+fn call_dropped_after_the_end_of_its_runtime_is_finished_in_the_next_one() {
+    let (nodes, redlock) = three_nodes();
+    (0..3).for_each(|node| nodes.set(node, Gate::Never));
+    let ended = one_thread();
+    let mut asking = redlock.lock("k").into_future();
+    let asked = ended.block_on(async { timeout(ms(10), &mut asking).await });
+    assert!(asked.is_err());
+    drop(ended);
+    one_thread().block_on(async {
+        assert!(!redlock.health().await.has_quorum());
+        drop(asking);
+        // It panics instead if it waits in vain for the timer of the former one, and nobody hears of the key.
+        let drained = redlock.drain(secs(5)).await;
+        assert_eq!(drained.unconfirmed.len(), 3, "{drained:?}");
+    });
+}
+
 async fn state(redlock: &Redlock) -> NodeState {
     redlock.health().await.nodes[0].state.clone()
 }

@@ -42,7 +42,8 @@ pub(super) struct Driver {
     failures: BTreeMap<usize, NodeFailure>,
     /// The request of that extension or release.
     decision: u32,
-    timer: Option<Pin<Box<Sleep>>>,
+    /// With the number of the home whose timer it is.
+    timer: Option<(usize, Pin<Box<Sleep>>)>,
     /// What was found to be due too late, and how long it is put off for that.
     put_off: Option<(Duration, Duration)>,
     /// Until when nodes may break a tie, since there is one.
@@ -222,7 +223,8 @@ impl Driver {
                 let due = due.min(self.tie_ends());
                 let put_off = self.put_off.filter(|(what, _)| *what == due);
                 let until = self.instant(put_off.map_or(due, |(_, until)| until));
-                ready!(poll_timer(&mut self.timer, until, context));
+                let home = self.state.spec.cluster.home.number();
+                ready!(poll_timer(&mut self.timer, home, until, context));
                 let now = self.origin.elapsed();
                 match self.votes.try_recv() {
                     // Those that are there, although too few, have arrived in time.
@@ -531,12 +533,17 @@ fn note(
 ///
 /// The timer is reset only to fire sooner, or after it has fired too early. Otherwise, a lock that is held for a
 /// moment would register and remove several timers that never fire.
+///
+/// The timer of a home that has ended panics when it is polled. What the next home finishes, such as the release of an
+/// abandoned attempt, gets a new one.
 fn poll_timer(
-    timer: &mut Option<Pin<Box<Sleep>>>,
+    timer: &mut Option<(usize, Pin<Box<Sleep>>)>,
+    home: usize,
     due: Instant,
     context: &mut Context<'_>,
 ) -> Poll<()> {
-    let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+    timer.take_if(|(of, _)| *of != home);
+    let (_, timer) = timer.get_or_insert_with(|| (home, Box::pin(sleep_until(due))));
     if timer.deadline() > due {
         timer.as_mut().reset(due);
     }
