@@ -161,3 +161,10 @@ pub(crate) struct Core {
     /// The cap on all calls that wait.
     pub(crate) cap: Option<Arc<WaiterCap>>,
 }
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // Otherwise the task that wakes locks would stay until one that is gone was due.
+        self.registry.sooner.notify_one();
+    }
+}

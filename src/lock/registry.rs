@@ -32,7 +32,7 @@ pub(crate) struct Registry {
     /// Each running task has a receiver.
     running: watch::Sender<()>,
     /// Notified when the keeper must look earlier than it is about to.
-    sooner: Notify,
+    pub(super) sooner: Notify,
     stage: watch::Sender<DrainStage>,
     /// Whether a second request of one task for a lock that is still held was logged.
     has_warned: AtomicBool,

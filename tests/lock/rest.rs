@@ -46,6 +46,18 @@ async fn locks_have_tasks_from_their_first_renewal_on() {
     assert_eq!(tasks(), 0);
 }
 
+/// Not until its next look, which may be the end of a long lock.
+#[tokio::test(start_paused = true)]
+async fn task_that_wakes_locks_ends_with_their_service() {
+    let redlock = Redlock::in_memory(3);
+    drop(lock(&redlock, 1).await);
+    sleep(ms(10)).await;
+    assert_eq!(tasks(), 1);
+    drop(redlock);
+    sleep(ms(10)).await;
+    assert_eq!(Handle::current().metrics().num_alive_tasks(), 0);
+}
+
 /// The task is run in the home, which releases at once, and not by who drops or releases the guard.
 #[test]
 fn lock_at_rest_is_released_in_its_home_by_holders_elsewhere() {
