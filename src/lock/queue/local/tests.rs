@@ -341,3 +341,24 @@ fn a_number_is_given_back_with_the_permit_and_for_another_one() {
     drop(first);
     assert_eq!(second.take_number(0b10, 0), Some(1));
 }
+
+/// They are kept for the next callers, and not for good.
+#[test]
+fn places_without_callers_are_few_and_tell_the_next_caller_nothing() {
+    let queue = Arc::new(LocalQueue::default());
+    let enter = |key: u32| queue.enter(&LockKey::from(key).into(), Access::Exclusive);
+    let held: Vec<Permit> = (0..10).map(enter).collect();
+    for key in 10..1_000 {
+        drop(enter(key));
+    }
+    assert!(queue.places.lock().len() < 100);
+    // Where the map is full, the place is another one.
+    for key in (0..1).chain(1_000..1_010) {
+        let place = Arc::clone(enter(key).place(0));
+        place.set_subscribers(2);
+        // With this process.
+        let remembered = (key == 0).then_some(3);
+        assert_eq!(enter(key).notified(), remembered);
+    }
+    assert!(Arc::ptr_eq(held[0].place(0), enter(0).place(0)));
+}
