@@ -17,7 +17,7 @@ use_group() {
     case "$1" in
         model)
             command=(cargo test --release -p model --test model)
-            evidence=': violated: '
+            evidence='Unexpected "'
             ;;
         simulation)
             command=(cargo test --release -p simulation --test simulation)
