@@ -124,14 +124,15 @@ impl LocalQueue {
             Access::Slot(count) => Some(count),
         };
         let enter = |key: &LockKey| {
-            if places.len() == places.capacity() {
+            let key = (key.clone(), slots);
+            if places.len() == places.capacity() && !places.contains_key(&key) {
                 places.retain(|_, place| place.entered() > 0);
                 // As many callers more until the next look at all places, whose cost is amortised.
                 let entered = places.len();
                 places.shrink_to(2 * entered);
                 places.reserve(entered);
             }
-            let entry = places.entry((key.clone(), slots));
+            let entry = places.entry(key);
             let place = entry.or_insert_with_key(|key| Arc::new(Place::new(key.clone())));
             place.enter();
             Arc::clone(place)

@@ -342,6 +342,17 @@ fn a_number_is_given_back_with_the_permit_and_for_another_one() {
     assert_eq!(second.take_number(0b10, 0), Some(1));
 }
 
+/// Enters and leaves places of new keys, from 2,000 on, until the map is full.
+fn places_until_full(queue: &Arc<LocalQueue>) -> Vec<Arc<Place>> {
+    *queue.places.lock() = HashMap::with_capacity(3);
+    let enter = |key: u32| {
+        let permit = queue.enter(&LockKey::from(key).into(), Access::Exclusive);
+        Arc::clone(permit.place(0))
+    };
+    let capacity = queue.places.lock().capacity();
+    (2_000..).map(enter).take(capacity).collect()
+}
+
 /// They are kept for the next callers, and not for good.
 #[test]
 fn places_without_callers_are_few_and_tell_the_next_caller_nothing() {
@@ -361,4 +372,10 @@ fn places_without_callers_are_few_and_tell_the_next_caller_nothing() {
         assert_eq!(enter(key).notified(), remembered);
     }
     assert!(Arc::ptr_eq(held[0].place(0), enter(0).place(0)));
+    drop(held);
+    // Keys that fill the map, in turn, keep their places.
+    let full = places_until_full(&queue);
+    for (key, place) in (2_000..).zip(&full) {
+        assert!(Arc::ptr_eq(place, enter(key).place(0)));
+    }
 }
