@@ -30,6 +30,7 @@ async fn open(redlock: &Redlock) -> Option<Page> {
 
 fn redlock(nodes: &ScriptedNodes) -> Redlock {
     let builder = Redlock::builder().scripted(nodes).holder("server A");
+    let builder = builder.node_timeout(Duration::from_secs(5));
     builder.ttl(Duration::from_secs(600)).build().unwrap()
 }
 
@@ -162,7 +163,8 @@ async fn ten_thousand_locks_are_listed_some_at_a_time() {
     search(&page, "account/9876", "1 lock").await;
     assert_eq!(page.count(rows).await, 1);
     page.see("#more[hidden]").await;
-    (0..3).for_each(|node| nodes.set(node, Gate::Slow(Duration::from_millis(10))));
+    // Two hundred requests, which take longer than any look at the page.
+    (0..3).for_each(|node| nodes.set(node, Gate::Slow(Duration::from_millis(200))));
     paste(&page, "#prefix", "").await;
     page.click(SEARCH).await;
     page.see_match("#found", "^[1-9][0-9]* locks, searching$")
