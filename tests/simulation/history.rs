@@ -50,7 +50,7 @@ struct Lease {
     ended: Option<Duration>,
     killed: bool,
     lost: Option<(Duration, LostReason)>,
-    /// Until when the nodes keep it for an extension that failed.
+    /// Until when nodes may keep it beyond its validity: for the last of its leases, or for an extension that failed.
     kept_until: Duration,
     handle: LockHandle,
 }
@@ -71,6 +71,7 @@ impl History {
         process: usize,
         keys: &LockKeys,
         guard: &LockGuard,
+        ttl: Duration,
         began: Duration,
         now: Duration,
     ) -> LeaseId {
@@ -90,7 +91,7 @@ impl History {
             ended: None,
             killed: false,
             lost: None,
-            kept_until: now,
+            kept_until: now + ttl,
             handle: guard.handle(),
         });
         id
@@ -392,9 +393,10 @@ impl Lease {
 
     /// Returns until when nodes may refuse others because of it.
     ///
-    /// An extension that a node carries out renews the lock there also if its answer comes after the end of
-    /// the validity. A lost lock stays on the nodes as long as its guard lives: it is not released under
-    /// its holder.
+    /// Of a lock over several groups, the first lease ends its validity, and the others may have been granted
+    /// later. An extension that a node carries out renews the lock there also if its answer comes after the end
+    /// of the validity. A lost lock stays on the nodes as long as its guard lives: it is not released under its
+    /// holder.
     fn held_until(&self) -> Duration {
         let kept_until = self.ended.unwrap_or(Duration::MAX).min(self.kept_until);
         self.end().max(kept_until)

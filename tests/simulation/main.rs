@@ -160,6 +160,8 @@ fn seeds_that_failed_once_pass() {
     check(1_327, &Plan::from_seed(1_327));
     // The clocks of the servers end the first of two leases while a set acquires the second.
     check(59_939, &Plan::of_resize(59_939));
+    // The nodes of a group keep their lease of a lock that is over when that of another group is.
+    check(576_691, &Plan::of_resize(576_691));
     // Extensions reach the nodes in time, and their answers come after the end of the validity.
     for seed in [5_044, 9_974, 10_885, 23_646] {
         check(seed, &Plan::from_seed(seed).calmed());

@@ -277,13 +277,20 @@ impl User {
         self.history
             .waited(self.process, asked, wait.min(patience), now);
         match locked {
-            Ok(Ok(guard)) => self.hold(guard, &keys, is_shared, now).await,
+            Ok(Ok(guard)) => self.hold(guard, ttl, &keys, is_shared, now).await,
             Ok(Err(error)) => self.history.refused(self.process, now, &error),
             Err(_) => self.history.abandoned(self.process, now),
         }
     }
 
-    async fn hold(&mut self, guard: LockGuard, keys: &LockKeys, is_shared: bool, now: Duration) {
+    async fn hold(
+        &mut self,
+        guard: LockGuard,
+        ttl: Duration,
+        keys: &LockKeys,
+        is_shared: bool,
+        now: Duration,
+    ) {
         assert_eq!(guard.fencing_token().is_none(), is_shared);
         let names = Namespace::default().names(keys, |_| [0; 32]);
         let names = names.expect("the keys are short");
@@ -294,7 +301,7 @@ impl User {
         let attempt = attempt.expect("an attempt came before the lock");
         let lease = self
             .history
-            .granted(self.process, keys, &guard, attempt.began, now);
+            .granted(self.process, keys, &guard, ttl, attempt.began, now);
         self.watch(lease, &guard);
         let holds = match self.rng.u8(..4) {
             0 => up_to(&mut self.rng, ms(2_500)),
