@@ -44,13 +44,13 @@ use tracing::Instrument;
 use crate::idempotency::codec::MALFORMED;
 use crate::idempotency::config::Config;
 use crate::idempotency::stored;
-use crate::lock::{LockError, LostReason};
+use crate::lock::{Denied, LockError, LostReason};
 use crate::middleware::{
     CallTracker, HandlerState, HeldShare, LockBody, OnLost, Rejection, RequestKind, WholeBody,
     declared_length,
 };
 use crate::node::unguessable;
-use crate::once::{Denied, ExecuteOnce, Execution, ExecutionHandle, report_conflict};
+use crate::once::{ExecuteOnce, Execution, ExecutionHandle, report_conflict};
 use crate::protocol::lease::{Decided, Effect};
 use crate::protocol::{ExecutionId, KeyError, Record};
 

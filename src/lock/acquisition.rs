@@ -27,9 +27,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::lock::backoff::AcquireError;
 use crate::lock::driver::LockTask;
-use crate::lock::error::{LockError, Lost};
+use crate::lock::error::{Denied, LockError, Lost};
 use crate::lock::guard::LockGuard;
 use crate::lock::layout::{Core, Group, GroupKeys};
 use crate::lock::options::{LockOptions, kind_setters, option_setters};
@@ -37,7 +36,7 @@ use crate::lock::queue::{Permit, Wait, WaiterCap};
 use crate::lock::registry::DrainStage;
 use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
-use crate::lock::state::{LockSpec, LockState};
+use crate::lock::state::LockSpec;
 use crate::node::{NEVER, after, random_u64, sha256};
 use crate::protocol::lease::Access;
 use crate::protocol::{FencingToken, KeyNames, LockKeys, retry};
@@ -124,17 +123,12 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// Returns the refusal of a caller that does not get them, and what `refuse` returns for the holder of a key.
+    /// Returns why a caller does not get them.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any point; the caller's place in the queue is given up.
-    pub(crate) async fn admit<E: From<LockError>>(
-        &self,
-        spec: &LockSpec,
-        wait: &mut Wait,
-        refuse: impl Fn(&LockState) -> Option<E>,
-    ) -> Result<Permit, E> {
+    pub(crate) async fn admit(&self, spec: &LockSpec, wait: &mut Wait) -> Result<Permit, Denied> {
         match self.queue.try_acquire(&spec.keys, spec.lease.access) {
             Ok(permit) => Ok(permit),
             Err(waiting) => {
@@ -142,7 +136,7 @@ impl Group {
                     spec.registry.warn_of_reentry(spec.labels.resource);
                 }
                 // Boxed, because most calls do not wait, and would reserve its space all the same.
-                Box::pin(self.wait_for_all(spec, waiting, wait, refuse)).await
+                Box::pin(self.wait_for_all(spec, waiting, wait)).await
             }
         }
     }
@@ -363,10 +357,9 @@ impl LockRequest {
     ) -> Result<LockGuard, LockError> {
         let (spec, slot_table) = self.spec(group, keys, slots, join, span)?;
         let mut wait = self.wait_until(deadline, span);
-        let refuse = |_: &LockState| None::<LockError>;
-        let permit = group.admit(&spec, &mut wait, refuse).await?;
+        let permit = group.admit(&spec, &mut wait).await?;
         let task = LockTask::new(spec, slot_table, permit, wait, span.enabled())?;
-        task.acquire().await.map_err(AcquireError::into_lock_error)
+        Ok(task.acquire().await?)
     }
 
     /// Returns what to ask the nodes of a group for. Shared from the beginning, because a caller that waits keeps it for

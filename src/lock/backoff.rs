@@ -29,7 +29,7 @@ use crate::lock::registry::DrainStage;
 use crate::lock::state::LockSpec;
 use crate::node::{Job, Node, Packet, ReleaseWatch, VoteReceiver, random_u64, unguessable};
 use crate::protocol::acquire::Contention;
-use crate::protocol::lease::{Access, Decided, TICK};
+use crate::protocol::lease::{Access, TICK};
 use crate::protocol::message::{Command, Op, SharedOp};
 use crate::protocol::retry::{self, OnRelease};
 use crate::protocol::{Holder, KeyNames, OwnerToken};
@@ -55,40 +55,6 @@ pub(crate) struct Backoff {
     /// Present while the caller waits for readers to leave. Dropped with this when the caller has the lock, so that
     /// readers may come again behind it.
     announcement: Option<Box<Announcement>>,
-}
-
-/// Error of an attempt, before the caller gets it as a [`LockError`].
-pub(crate) enum AcquireError {
-    /// Other callers held too many nodes. Another attempt may succeed.
-    Contended(Contention),
-    /// What was executed under the key decides; no further attempt is made.
-    Decided(Decided),
-    /// The acquisition failed; no further attempt is made.
-    Failed(LockError),
-    /// The caller went away.
-    Abandoned,
-}
-
-impl From<LockError> for AcquireError {
-    fn from(error: LockError) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl AcquireError {
-    /// Returns the error for the caller of a plain lock, for whom nothing else decides.
-    pub(crate) fn into_lock_error(self) -> LockError {
-        self.for_others().unwrap_or(LockError::Closed)
-    }
-
-    /// Returns the error that callers behind this one in the queue may get too.
-    pub(crate) fn for_others(&self) -> Option<LockError> {
-        match self {
-            Self::Failed(error) => Some(error.clone()),
-            // After a refused attempt, its caller makes another, or fails.
-            Self::Contended(_) | Self::Decided(_) | Self::Abandoned => None,
-        }
-    }
 }
 
 impl Backoff {
@@ -132,19 +98,15 @@ impl Backoff {
     ///
     /// # Errors
     ///
-    /// Returns the refusal if there is to be no further attempt: at the deadline, or because it is final.
+    /// Returns the error of a caller that makes no further attempt: at the deadline, or because too many callers wait.
     pub(crate) fn back_off(
         &mut self,
         spec: &LockSpec,
         permit: &Permit,
         wait: &mut Wait,
         attempt_began: Instant,
-        refusal: AcquireError,
-    ) -> Result<(), AcquireError> {
-        let contention = match refusal {
-            AcquireError::Contended(contention) => contention,
-            refusal => return Err(refusal),
-        };
+        contention: Contention,
+    ) -> Result<(), LockError> {
         let (retry_after, holder) = (contention.expires_in, contention.holder);
         // At least a tick, the resolution of timers: shorter delays would all be equal, and zero on a paused
         // clock.
@@ -160,7 +122,7 @@ impl Backoff {
         let delay = match soon {
             Some(delay) => delay,
             None if now >= wait.deadline => {
-                return Err(LockError::contended(retry_after, holder).into());
+                return Err(LockError::contended(retry_after, holder));
             }
             None => {
                 wait.occupy()?;
@@ -239,7 +201,7 @@ impl Backoff {
         permit: &Permit,
         deadline: Instant,
         gone: impl Future<Output = ()>,
-    ) -> Result<(), AcquireError> {
+    ) -> Result<(), LockError> {
         let due = sleep(self.delay.max(TICK));
         let holder = self.holder.clone();
         let is_for_slot = matches!(spec.lease.access, Access::Slot(_));
@@ -255,9 +217,10 @@ impl Backoff {
         };
         tokio::select! {
             biased;
-            () = gone => Err(AcquireError::Abandoned),
-            () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
-            waited = waiting => waited.map_err(|_| LockError::contended(None, holder).into()),
+            // Which no one gets.
+            () = gone => Err(LockError::Closed),
+            () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed),
+            waited = waiting => waited.map_err(|_| LockError::contended(None, holder)),
         }
     }
 

@@ -11,6 +11,7 @@ use futures_util::future::select;
 use thiserror::Error;
 
 use crate::node::{NodeFailure, whole_seconds};
+use crate::protocol::lease::Decided;
 pub use crate::protocol::lease::LostReason;
 use crate::protocol::validity::whole_millis;
 use crate::protocol::{Holder, KeyError, validity};
@@ -200,6 +201,37 @@ impl LockError {
             | Self::HeldShared
             | Self::Key(_) => "invalid",
             Self::Closed => "closed",
+        }
+    }
+}
+
+/// The reason for which a caller does not get a lock, or does not execute under it.
+#[derive(Debug, Clone)]
+pub(crate) enum Denied {
+    /// The lock was not acquired.
+    Lock(LockError),
+    /// The lock was lost before the execution began.
+    #[cfg_attr(
+        not(feature = "idempotency"),
+        expect(dead_code, reason = "only the HTTP layer reports the reason")
+    )]
+    Lost(LostReason),
+    /// Another execution decides, or one of another request.
+    Decided(Decided),
+}
+
+impl From<LockError> for Denied {
+    fn from(error: LockError) -> Self {
+        Self::Lock(error)
+    }
+}
+
+/// For the caller of a plain lock, for whom nothing else decides.
+impl From<Denied> for LockError {
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::Lock(error) => error,
+            Denied::Lost(_) | Denied::Decided(_) => Self::Closed,
         }
     }
 }

@@ -27,25 +27,25 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::lock::error::LockError;
+use crate::lock::error::{Denied, LockError};
 use crate::lock::layout::Group;
 use crate::lock::queue::{Occupancy, Permit, PlaceState, Wait, permits};
 use crate::lock::registry::DrainStage;
-use crate::lock::state::{LockSpec, LockState};
+use crate::lock::state::LockSpec;
+use crate::protocol::lease::Decided;
 
 impl Group {
     /// Waits for the permits of all keys.
-    pub(super) async fn wait_for_all<E: From<LockError>>(
+    pub(super) async fn wait_for_all(
         &self,
         spec: &LockSpec,
         permit: Permit,
         wait: &mut Wait,
-        refuse: impl Fn(&LockState) -> Option<E>,
-    ) -> Result<Permit, E> {
+    ) -> Result<Permit, Denied> {
         let acquiring = async {
             let (mut rounds, mut over_since) = (0, None);
             while let Some(busy) = permit.next_busy(&mut rounds) {
-                self.wait_at(spec, &permit, busy, wait, &mut over_since, &refuse)
+                self.wait_at(spec, &permit, busy, wait, &mut over_since)
                     .await?;
             }
             Ok(())
@@ -58,15 +58,14 @@ impl Group {
     }
 
     /// Waits for the permits of one key. Notes since when the caller only waits for decisions.
-    async fn wait_at<E: From<LockError>>(
+    async fn wait_at(
         &self,
         spec: &LockSpec,
         permit: &Permit,
         number: usize,
         wait: &mut Wait,
         over_since: &mut Option<Instant>,
-        refuse: &impl Fn(&LockState) -> Option<E>,
-    ) -> Result<(), E> {
+    ) -> Result<(), Denied> {
         let (place, access) = (permit.place(number), spec.lease.access);
         let is_execution = spec.lease.once.is_some();
         // Of those that fail from now on, one may have asked for the same.
@@ -97,8 +96,11 @@ impl Group {
             let state = place.state(access);
             let holder = state.holder.as_ref();
             let holder = holder.filter(|holder| !holder.is_ending());
-            if let Some(refusal) = holder.and_then(|holder| refuse(holder)) {
-                return Err(refusal);
+            let executed = holder.and_then(|holder| holder.spec.lease.once);
+            if let (Some(asked), Some(executed)) = (spec.lease.once, executed)
+                && !asked.is_same_request(executed)
+            {
+                return Err(Denied::Decided(Decided::OtherRequest));
             }
             // Each change restarts the time in which the callers before this one are to take their next step.
             let (_, since) = *match &mut seen {

@@ -68,9 +68,9 @@ pub use redlock::Redlock;
 pub use registry::{Drained, HeldLock, Unconfirmed};
 pub use settings::RestartGuard;
 
-pub(crate) use backoff::AcquireError;
 pub(crate) use cluster::Cluster;
 pub(crate) use driver::LockTask;
+pub(crate) use error::Denied;
 pub(crate) use guard::RequestShare;
 pub(crate) use layout::{Core, Group, ReadReceiver};
 pub(crate) use options::option_setters;
@@ -79,4 +79,4 @@ pub(crate) use registry::DrainStage;
 pub(crate) use rest::Left;
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;
-pub(crate) use state::{LockSpec, LockState, Reading, Releasing};
+pub(crate) use state::{LockSpec, Reading, Releasing};

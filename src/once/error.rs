@@ -1,23 +1,8 @@
 //! The errors of executions, internal and public.
 
-use crate::lock::{AcquireError, LockError, LostReason};
+use crate::lock::LockError;
 use crate::node::telemetry;
 use crate::protocol::lease::Decided;
-
-/// The reason for which a request is not executed.
-#[derive(Debug, Clone)]
-pub(crate) enum Denied {
-    /// The lock was not acquired.
-    Lock(LockError),
-    /// The lock was lost before the execution began.
-    #[cfg_attr(
-        not(feature = "idempotency"),
-        expect(dead_code, reason = "only the HTTP layer reports the reason")
-    )]
-    Lost(LostReason),
-    /// An earlier execution decides, or one of another request.
-    Decided(Decided),
-}
 
 /// Returns the name of an outcome in spans and metrics.
 pub(super) fn name_of(decided: &Decided) -> &'static str {
@@ -27,21 +12,6 @@ pub(super) fn name_of(decided: &Decided) -> &'static str {
         Decided::Undecided => "undecided",
         Decided::Conflicting => "conflicting",
         Decided::Unknown => "unknown",
-    }
-}
-
-impl From<AcquireError> for Denied {
-    fn from(error: AcquireError) -> Self {
-        match error {
-            AcquireError::Decided(decided) => Self::Decided(decided),
-            error => Self::Lock(error.into_lock_error()),
-        }
-    }
-}
-
-impl From<LockError> for Denied {
-    fn from(error: LockError) -> Self {
-        Self::Lock(error)
     }
 }
 

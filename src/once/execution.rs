@@ -7,9 +7,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
-use crate::lock::{ExtendError, LockGuard, LockHandle, Lost, LostReason};
+use crate::lock::{Denied, ExtendError, LockGuard, LockHandle, Lost, LostReason};
 use crate::node::after;
-use crate::once::error::Denied;
 use crate::protocol::lease::{Decided, Effect, Event, Input};
 use crate::protocol::{FencingToken, LockKey, Record};
 

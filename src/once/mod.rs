@@ -37,7 +37,7 @@ pub use request::ExecuteOnce;
 pub use run::Outcome;
 #[cfg(feature = "idempotency")]
 pub(crate) use {
-    error::{Denied, report_conflict},
+    error::report_conflict,
     execution::{Execution, run_to_end},
     fetch::MAX_BODY,
     request::DAY,

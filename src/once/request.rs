@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::{
-    Core, Group, LockError, LockOptions, LockSpan, LockSpec, LockState, LockTask, Reading, Redlock,
+    Core, Denied, Group, LockError, LockOptions, LockSpan, LockSpec, LockTask, Reading, Redlock,
     Wait, WaiterCap, option_setters,
 };
 use crate::node::{after, sha256, telemetry};
-use crate::once::error::{Denied, name_of};
+use crate::once::error::name_of;
 use crate::once::execution::Execution;
 use crate::once::fetch::{fetch, is_undamaged};
 use crate::once::inspect::{names, request};
@@ -336,8 +336,8 @@ impl ExecuteOnce {
             let (group, key) = of.clone();
             Box::pin(async move { Input::Read(fetch(&group, &key, &head).await.ok()) })
         }));
-        let (spec, refuse) = (Arc::new(spec), |holder: &LockState| self.refuse(holder));
-        let permit = group.admit(&spec, &mut wait, refuse).await?;
+        let spec = Arc::new(spec);
+        let permit = group.admit(&spec, &mut wait).await?;
         if let Some((at, Decided::Recorded(record))) = permit.memo()
             // Found after this call began; an older one may have expired.
             && at >= asked
@@ -355,12 +355,6 @@ impl ExecuteOnce {
 
     pub(super) fn effective_ttl(&self) -> Duration {
         self.options.ttl.unwrap_or(self.core.settings.ttl)
-    }
-
-    /// Refuses the request if the holder of the key executes another one.
-    fn refuse(&self, holder: &LockState) -> Option<Denied> {
-        let other = holder.spec.lease.once?.fingerprint;
-        (other != self.fingerprint).then_some(Denied::Decided(Decided::OtherRequest))
     }
 }
 

@@ -10,9 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use crate::lock::{LockError, LostReason};
+use crate::lock::{Denied, LockError, LostReason};
 use crate::node::{sha256, unguessable};
-use crate::once::error::{Denied, OnceError, report_conflict};
+use crate::once::error::{OnceError, report_conflict};
 use crate::once::execution::{ExecutionHandle, run_to_end};
 use crate::once::fetch::MAX_BODY;
 use crate::once::request::{DAY, ExecuteOnce};

@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::lock::backoff::AcquireError;
 use crate::lock::cluster::submit_in_drop;
-use crate::lock::error::LockError;
+use crate::lock::error::{Denied, LockError};
 use crate::lock::guard::LockGuard;
 use crate::lock::queue::Place;
 use crate::lock::registry::{DrainStage, UnsettledRelease};
@@ -19,7 +18,7 @@ use crate::lock::state::{HolderCommand, LockSpec, LockState, Reading};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
 use crate::node::{Job, LATE, NodeFailure, Packet, Vote, VoteReceiver, next_proposal, unguessable};
-use crate::protocol::acquire::Refusal;
+use crate::protocol::acquire::{Contention, Refusal};
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
 use crate::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec, TICK};
@@ -111,11 +110,11 @@ impl Driver {
     }
 
     /// Waits for the decision of the nodes. Returns the guard of a granted lock, and the number of nodes that granted it by
-    /// then.
+    /// then; or what is known of other callers that hold too many nodes, so that another attempt may succeed.
     pub(super) async fn attempt(
         &mut self,
         abandoned: impl Future<Output = ()> + Send,
-    ) -> Result<(LockGuard, usize), AcquireError> {
+    ) -> Result<Result<(LockGuard, usize), Contention>, Denied> {
         match self.next_event(pin!(abandoned)).await {
             Some(Event::Granted {
                 number,
@@ -127,10 +126,13 @@ impl Driver {
                 // Cannot fail: the nodes never exceed the largest token.
                 let token = token.transpose().unwrap_or_default();
                 self.state.grant(token, self.instant(valid_until));
-                Ok((LockGuard::new(&self.state), acknowledged))
+                Ok(Ok((LockGuard::new(&self.state), acknowledged)))
             }
-            Some(Event::Refused(refusal)) => Err(self.refused(refusal)),
-            Some(Event::Decided(decided)) => Err(AcquireError::Decided(decided)),
+            Some(Event::Refused(Refusal::Contended(contention))) => Ok(Err(contention)),
+            Some(Event::Refused(Refusal::Unavailable { voted, unanswered })) => {
+                Err(self.unavailable(voted, unanswered).into())
+            }
+            Some(Event::Decided(decided)) => Err(Denied::Decided(decided)),
             Some(Event::TooLate { elapsed }) => {
                 let ttl = self.state.spec.lease.ttl;
                 Err(LockError::Expired { ttl, elapsed }.into())
@@ -138,17 +140,14 @@ impl Driver {
             // No other event comes before these.
             Some(_) | None => {
                 self.handle(self.dropped(true));
-                Err(AcquireError::Abandoned)
+                // Which no one gets.
+                Err(LockError::Closed.into())
             }
         }
     }
 
-    /// Returns the error of a refused attempt.
-    fn refused(&mut self, refusal: Refusal) -> AcquireError {
-        let (mut voted, unanswered) = match refusal {
-            Refusal::Contended(contention) => return AcquireError::Contended(contention),
-            Refusal::Unavailable { voted, unanswered } => (voted, unanswered),
-        };
+    /// Returns the error of an attempt that too few nodes answered.
+    fn unavailable(&mut self, mut voted: NodeSet, unanswered: NodeSet) -> LockError {
         // What has arrived since, so that the error names every node.
         while let Some(vote) = self.votes.try_recv() {
             if self.lease.counts(vote.phase) {
@@ -162,7 +161,7 @@ impl Driver {
         let nodes = self.take_failures(unanswered.without(voted));
         let cluster = &self.state.spec.cluster;
         let names = voted.iter().map(|node| Arc::clone(&cluster.names[node]));
-        LockError::without_quorum(cluster.quorum.majority(), names.collect(), nodes).into()
+        LockError::without_quorum(cluster.quorum.majority(), names.collect(), nodes)
     }
 
     /// Waits for the next event of the lease; `None` if something else happens before.

@@ -30,10 +30,10 @@ use tokio::task;
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
-use crate::lock::backoff::{AcquireError, Backoff};
+use crate::lock::backoff::Backoff;
 use crate::lock::cluster::Cluster;
 use crate::lock::driver::lease::Driver;
-use crate::lock::error::LockError;
+use crate::lock::error::{Denied, LockError};
 use crate::lock::guard::LockGuard;
 use crate::lock::queue::{Permit, Wait};
 use crate::lock::registry::Ticket;
@@ -112,7 +112,7 @@ impl LockTask {
     /// # Cancel safety
     ///
     /// May be dropped at any point; what the nodes granted or will grant is released.
-    pub(crate) async fn acquire(mut self: Box<Self>) -> Result<LockGuard, AcquireError> {
+    pub(crate) async fn acquire(mut self: Box<Self>) -> Result<LockGuard, Denied> {
         let cluster = Arc::clone(&self.spec.cluster);
         let is_here = cluster.home.is(&Handle::current());
         if is_here && let Some(outcome) = self.decide_inline().await {
@@ -132,7 +132,7 @@ impl LockTask {
     }
 
     /// Makes attempts while the caller polls. Returns `None` if the rest is to be spawned.
-    async fn decide_inline(&mut self) -> Option<Result<LockGuard, AcquireError>> {
+    async fn decide_inline(&mut self) -> Option<Result<LockGuard, Denied>> {
         let span = self.span.clone();
         let no_caller: Option<&mut oneshot::Sender<()>> = None;
         let mut deciding = pin!(self.decide(no_caller));
@@ -168,7 +168,7 @@ impl LockTask {
     /// Makes attempts for a caller that waits for the outcome; then holds the lock, and releases it.
     async fn run(
         mut self: Box<Self>,
-        caller: Option<oneshot::Sender<Result<LockGuard, AcquireError>>>,
+        caller: Option<oneshot::Sender<Result<LockGuard, Denied>>>,
     ) {
         if let Some(mut caller) = caller {
             // Boxed, because most of a lock's time is after it.
@@ -205,15 +205,15 @@ impl LockTask {
     async fn decide<T: Send>(
         &mut self,
         caller: Option<&mut oneshot::Sender<T>>,
-    ) -> Option<Result<LockGuard, AcquireError>> {
+    ) -> Option<Result<LockGuard, Denied>> {
         let decided = self.attempts(caller).await;
-        decided.inspect_err(|error| self.fail(error)).transpose()
+        decided.inspect_err(|denied| self.fail(denied)).transpose()
     }
 
     async fn attempts<T: Send>(
         &mut self,
         mut caller: Option<&mut oneshot::Sender<T>>,
-    ) -> Result<Option<LockGuard>, AcquireError> {
+    ) -> Result<Option<LockGuard>, Denied> {
         if self.backoff.is_none() {
             let backoff = Backoff::for_remote(&self.spec, &self.permit, &self.wait);
             self.backoff = backoff.map(Box::new);
@@ -230,18 +230,14 @@ impl LockTask {
             self.take_any_slot();
             let first_began = Instant::now();
             let (mut moves, mut began) = (0, first_began);
-            let refusal = loop {
-                let refusal = match self.attempt(began, caller.as_deref_mut()).await {
+            let contention = loop {
+                let contention = match self.attempt(began, caller.as_deref_mut()).await? {
                     Ok(guard) => return Ok(Some(guard)),
-                    Err(refusal) => refusal,
+                    Err(contention) => contention,
                 };
                 // Those that the nodes named when they refused this one.
-                let free = match &refusal {
-                    AcquireError::Contended(contention) => contention.free,
-                    _ => 0,
-                };
-                if moves == MAX_MOVES || !self.take_slot(free) {
-                    break refusal;
+                if moves == MAX_MOVES || !self.take_slot(contention.free) {
+                    break contention;
                 }
                 (moves, began) = (moves + 1, Instant::now());
             };
@@ -251,16 +247,16 @@ impl LockTask {
                 .backoff
                 .get_or_insert_with(|| Box::new(Backoff::new(first_began)));
             let (spec, permit) = (&self.spec, &self.permit);
-            backoff.back_off(spec, permit, &mut self.wait, began, refusal)?;
+            backoff.back_off(spec, permit, &mut self.wait, began, contention)?;
         }
     }
 
-    /// Makes one attempt.
+    /// Makes one attempt. Returns what is known of other callers if another one may succeed.
     async fn attempt<T: Send>(
         &mut self,
         began: Instant,
         caller: Option<&mut oneshot::Sender<T>>,
-    ) -> Result<LockGuard, AcquireError> {
+    ) -> Result<Result<LockGuard, Contention>, Denied> {
         if let Some(backoff) = &mut self.backoff {
             backoff.forget_releases();
         }
@@ -272,26 +268,24 @@ impl LockTask {
             }
         };
         // Kept in the task, whose drop releases it.
-        let attempt = self.driver.insert(driver).attempt(abandoned).await;
-        let error = match attempt {
-            Ok((guard, granted)) => {
+        let refused = match self.driver.insert(driver).attempt(abandoned).await {
+            Ok(Ok((guard, granted))) => {
                 self.begin_holding(granted);
-                return Ok(guard);
+                return Ok(Ok(guard));
             }
-            Err(error) => error,
+            Ok(Err(contention)) => Ok(contention),
+            // More nodes may answer before the deadline.
+            Err(Denied::Decided(Decided::Undecided)) if began < self.wait.deadline => {
+                Ok(Contention::default())
+            }
+            Err(denied) => Err(denied),
         };
         // Nothing waits for its release: each node gets it before the request of the next attempt, which has another
         // owner.
         self.refused.retain_mut(|earlier| earlier.is_open());
         self.refused
             .extend(self.driver.take().map(|driver| *driver));
-        Err(match error {
-            // More nodes may answer before the deadline.
-            AcquireError::Decided(Decided::Undecided) if began < self.wait.deadline => {
-                AcquireError::Contended(Contention::default())
-            }
-            error => error,
-        })
+        refused.map(Err)
     }
 
     /// Shows a lock that so many nodes have granted to the other callers of this process, and to those that shut it down.
@@ -322,17 +316,16 @@ impl LockTask {
         }
     }
 
-    /// Tells an error to the callers behind this one, before its own caller gets it.
-    fn fail(&mut self, error: &AcquireError) {
+    /// Tells the callers behind this one why it gets no lock, before it hears that itself.
+    fn fail(&mut self, denied: &Denied) {
         let permit = take(&mut self.permit);
-        // While the permit is here, so that callers behind this one find the error before they get it.
-        if let Some(error) = error.for_others() {
-            permit.set_failed(self.spec.lease.once, &error);
-        }
-        if let AcquireError::Decided(decided) = error
-            && decided.is_memorable()
-        {
-            permit.set_memo(decided.clone());
+        // While the permit is here, so that callers behind this one find it before they get that.
+        match denied {
+            // The caller has gone away, or none gets a lock any more.
+            Denied::Lock(LockError::Closed) => {}
+            Denied::Lock(error) => permit.set_failed(self.spec.lease.once, error),
+            Denied::Decided(decided) if decided.is_memorable() => permit.set_memo(decided.clone()),
+            Denied::Decided(_) | Denied::Lost(_) => {}
         }
     }
 
@@ -416,8 +409,8 @@ fn spawn_in(
 /// released by a new one.
 async fn outcome_elsewhere(
     cluster: &Cluster,
-    outcome: oneshot::Receiver<Result<LockGuard, AcquireError>>,
-) -> Result<LockGuard, AcquireError> {
+    outcome: oneshot::Receiver<Result<LockGuard, Denied>>,
+) -> Result<LockGuard, Denied> {
     let nodes = match cluster.home.report(outcome).await {
         Some(Ok(outcome)) => return outcome,
         Some(Err(_)) => {

@@ -9,7 +9,6 @@ use tokio_test::{assert_pending, assert_ready};
 
 use super::*;
 use crate::lock::LockError;
-use crate::lock::backoff::AcquireError;
 use crate::lock::cluster::Cluster;
 use crate::lock::guard::LockGuard;
 use crate::lock::queue::{Permit, Wait};
@@ -91,7 +90,7 @@ fn asking(
     let wait = Wait::new(Instant::now(), [None, None], None);
     let task = LockTask::new(Arc::new(spec), None, Permit::default(), wait, None).unwrap();
     let mut acquiring =
-        spawn(async { task.acquire().await.map_err(AcquireError::into_lock_error) });
+        spawn(async { task.acquire().await.map_err(LockError::from) });
     assert_pending!(acquiring.poll());
     (nodes, acquiring)
 }

@@ -62,6 +62,13 @@ pub struct OnceSpec {
     pub executes: bool,
 }
 
+impl OnceSpec {
+    /// Returns whether both callers ask for the same execution.
+    pub fn is_same_request(self, other: Self) -> bool {
+        self.fingerprint == other.fingerprint
+    }
+}
+
 #[cfg(test)]
 impl OnceSpec {
     /// That of a caller that executes one of several requests.
