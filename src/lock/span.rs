@@ -24,9 +24,8 @@ use crate::protocol::{FencingToken, Holder, LockKey, LockKeys};
 #[derive(Debug)]
 pub(crate) struct LockSpan {
     span: Span,
-    /// The label of the lock in spans and metrics.
-    pub(crate) resource: &'static str,
-    group: Mutex<Option<Arc<str>>>,
+    /// With the group that was asked last, if there are several.
+    labels: Mutex<LockLabels>,
     /// When the lock was requested.
     pub(crate) began: Instant,
     /// When the caller began to wait. Set by the queue when it does.
@@ -41,10 +40,10 @@ impl LockSpan {
     /// Opens the span of a lock on these keys, which the nodes of this group are asked for first. They are fields of it only if
     /// `log_keys` is set.
     pub(crate) fn new(label: Option<&'static str>, cluster: &Cluster, keys: &LockKeys) -> Self {
-        let (label, log_keys) = (label_of(label, keys), cluster.settings.log_keys);
+        let (resource, log_keys) = (label_of(label, keys), cluster.settings.log_keys);
         let span = info_span!(
             "redlock.lock",
-            resource = label,
+            resource,
             group = Empty,
             key = log_keys.then(|| field::debug(keys)),
             outcome = Empty,
@@ -56,8 +55,10 @@ impl LockSpan {
         );
         Self {
             span,
-            resource: label,
-            group: Mutex::default(),
+            labels: Mutex::new(LockLabels {
+                resource,
+                group: None,
+            }),
             began: Instant::now(),
             waits_since: OnceLock::new(),
             end: ("lock abandoned", "abandoned", None),
@@ -80,12 +81,10 @@ impl LockSpan {
     pub(crate) fn in_group(&self, group: Option<Arc<str>>) -> LockLabels {
         if let Some(group) = &group {
             self.span.record("group", &**group);
-            *self.group.lock() = Some(Arc::clone(group));
         }
-        LockLabels {
-            resource: self.resource,
-            group,
-        }
+        let mut labels = self.labels.lock();
+        labels.group = group;
+        labels.clone()
     }
 
     /// Finishes with an outcome: that of a granted lock has a token, unless fencing is off.
@@ -110,10 +109,7 @@ impl Drop for LockSpan {
         let (message, outcome, token) = self.end;
         let waits_since = self.waits_since.get().and_then(|since| since.get());
         let waited = waits_since.map(Instant::elapsed);
-        let labels = LockLabels {
-            resource: self.resource,
-            group: self.group.lock().clone(),
-        };
+        let labels = self.labels.lock();
         let wait_ms = millis(waited.unwrap_or_default());
         let token = token.map(field::display);
         let event = || {
