@@ -362,11 +362,11 @@ impl Driver {
         // First, so that no lane sends a request of before behind this one: the senders of an earlier phase are closed.
         let phase = self.votes.next_phase();
         debug_assert_eq!(phase, request.number, "each request is sent");
-        let spec = &self.state.spec;
+        let (spec, gone_at) = (&self.state.spec, self.lease.gone_at());
         let until = match request.op {
             Op::Release => {
                 let retention = spec.names.first().and_then(KeyNames::intent_retention);
-                retention.map(|retention| self.instant(request.gone_at + retention))
+                retention.map(|retention| self.instant(gone_at + retention))
             }
             Op::ReleaseAfter { left } => Some(self.instant(now + left)),
             _ => None,
@@ -391,7 +391,7 @@ impl Driver {
         if nodes.is_empty() {
             return;
         }
-        let (packet, gone_at) = (Arc::new(packet), self.instant(request.gone_at));
+        let (packet, gone_at) = (Arc::new(packet), self.instant(gone_at));
         // This task is the only one that submits for this owner, and a lane keeps the order: on each node, the release
         // follows what it releases.
         for number in nodes.iter() {

@@ -205,8 +205,6 @@ pub struct LeaseRequest {
     pub nodes: NodeSet,
     /// Whether a node that releases the lock publishes that.
     pub publishes: bool,
-    /// When every node has certainly forgotten what the lease has asked for so far.
-    pub gone_at: Duration,
 }
 
 /// What the driver tells the caller or the holders.

@@ -25,7 +25,7 @@ pub struct Lease {
     pub(super) began: Duration,
     /// The nodes that may hold the key for this owner, until the release begins.
     pub(super) may_hold: NodeSet,
-    /// When every node has certainly forgotten the lock.
+    /// When every node has certainly forgotten what was asked for so far.
     pub(super) gone_at: Duration,
     /// The last request, until the driver has taken it.
     pub(super) request: Option<LeaseRequest>,
@@ -471,7 +471,6 @@ impl Lease {
                 op,
                 nodes,
                 publishes,
-                gone_at: self.gone_at,
             });
         }
     }
