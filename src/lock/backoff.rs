@@ -15,11 +15,12 @@
 //! a moment. A caller that got its permit from a local one would always be first, because it needs no message.
 //! It therefore lets remote waiters go first when it is their turn.
 
-use std::future::poll_fn;
+use std::future::pending;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::lock::cluster::{Cluster, submit_in_drop};
@@ -260,16 +261,11 @@ impl Backoff {
 /// Waits until the release of one of the keys is published, and returns the number of its subscribers.
 async fn first_release(watching: &mut [ReleaseWatch]) -> usize {
     let watching = watching.iter_mut();
-    let released = watching.map(|watch| Box::pin(watch.released()));
-    let mut released: Vec<_> = released.collect();
-    poll_fn(|context| {
-        let polled = released.iter_mut().map(|next| next.as_mut().poll(context));
-        polled.fold(
-            Poll::Pending,
-            |first, next| if first.is_ready() { first } else { next },
-        )
-    })
-    .await
+    let mut released: FuturesUnordered<_> = watching.map(ReleaseWatch::released).collect();
+    match released.next().await {
+        Some(subscribers) => subscribers,
+        None => pending().await,
+    }
 }
 
 /// The announcement of one waiting caller, at every node; taken back when it is dropped.
