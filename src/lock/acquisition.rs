@@ -319,10 +319,11 @@ impl LockRequest {
                 _ => Ok(()),
             };
             if let Err(error) = raised {
+                let ttl = lease.spec.lease.ttl;
                 drop(span.in_group(stage.group.label.clone()));
                 give_up(guards).await;
                 let (names, elapsed) = (&stage.group.cluster.names, span.began.elapsed());
-                return Err(LockError::from_raise(error, names, self.asked_ttl(), elapsed).into());
+                return Err(LockError::from_raise(error, names, ttl, elapsed).into());
             }
         }
         let mut guards = guards.into_iter();
@@ -330,14 +331,10 @@ impl LockRequest {
         let first = guards.next().ok_or(LockError::Closed)?;
         let guard = first.join(guards.collect());
         if !guard.is_valid() {
-            let (ttl, elapsed) = (self.asked_ttl(), span.began.elapsed());
+            let (ttl, elapsed) = (guard.lease().spec.lease.ttl, span.began.elapsed());
             return Err(LockError::Expired { ttl, elapsed }.into());
         }
         Ok(guard)
-    }
-
-    fn asked_ttl(&self) -> Duration {
-        self.options.ttl.unwrap_or(self.core.settings.ttl)
     }
 
     fn wait_until(&self, deadline: Instant, span: &LockSpan) -> Wait {
