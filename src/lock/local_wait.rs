@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::lock::error::{Denied, LockError};
 use crate::lock::layout::Group;
-use crate::lock::queue::{Occupancy, Permit, PlaceState, Wait, permits};
+use crate::lock::queue::{Occupancy, Permit, Wait, permits};
 use crate::lock::registry::DrainStage;
 use crate::lock::state::LockSpec;
 use crate::protocol::lease::Decided;
@@ -66,7 +66,7 @@ impl Group {
         wait: &mut Wait,
         over_since: &mut Option<Instant>,
     ) -> Result<(), Denied> {
-        let (place, access) = (permit.place(number), spec.lease.access);
+        let (place, access) = (&permit.places[number], spec.lease.access);
         let is_execution = spec.lease.once.is_some();
         // Of those that fail from now on, one may have asked for the same.
         let failures = place.failures();
@@ -142,12 +142,8 @@ impl Group {
                     _ => true,
                 };
                 if refused {
-                    let PlaceState {
-                        retry_after,
-                        held_by,
-                        ..
-                    } = blocked.unwrap_or(state);
-                    return Err(LockError::contended(retry_after, held_by).into());
+                    let state = blocked.unwrap_or(state);
+                    return Err(LockError::contended(state.retry_after, state.held_by).into());
                 }
             }
             // A caller that waits in any case is not woken for each lock of another one.

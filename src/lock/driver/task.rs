@@ -260,7 +260,7 @@ impl LockTask {
         if let Some(backoff) = &mut self.backoff {
             backoff.forget_releases();
         }
-        let driver = Driver::new(&self.spec, began, self.permit.places());
+        let driver = Driver::new(&self.spec, began, &self.permit.places);
         let abandoned = async {
             match caller {
                 Some(caller) => caller.closed().await,

@@ -56,7 +56,7 @@ pub(crate) struct Permit {
     /// `None` if there are no keys.
     queue: Option<Arc<LocalQueue>>,
     /// In the order of the keys.
-    places: Few<Arc<Place>>,
+    pub(crate) places: Few<Arc<Place>>,
     access: Access,
     /// Tells it from the other callers of its places.
     caller: u64,
@@ -145,18 +145,9 @@ impl LocalQueue {
             caller: self.callers.fetch_add(1, Ordering::Relaxed),
         }
     }
-
-    fn leave(&self, left: &[Arc<Place>]) {
-        let _entering = self.places.lock();
-        left.iter().for_each(|place| place.leave());
-    }
 }
 
 impl Permit {
-    pub(crate) fn place(&self, number: usize) -> &Arc<Place> {
-        &self.places[number]
-    }
-
     /// Acquires the permits that it does not have. Returns the number of the first busy place.
     pub(crate) fn try_acquire_rest(&self) -> Option<usize> {
         self.places.iter().position(|place| {
@@ -174,7 +165,7 @@ impl Permit {
     pub(crate) async fn acquire_rest(&self) {
         let mut rounds = 0;
         while let Some(busy) = self.next_busy(&mut rounds) {
-            let place = self.place(busy);
+            let place = &self.places[busy];
             let waiting = place.waiter();
             let acquired = place.permits.acquire_many(permits(self.access)).await;
             drop(waiting);
@@ -289,11 +280,6 @@ impl Permit {
         }
     }
 
-    /// Returns the places of the keys, which outlive the permit.
-    pub(crate) fn places(&self) -> &Few<Arc<Place>> {
-        &self.places
-    }
-
     /// Returns the number of processes that wait for one of the keys; see [`Place::notified`].
     pub(crate) fn notified(&self) -> Option<usize> {
         let places = self.places.iter();
@@ -349,7 +335,8 @@ impl Drop for Permit {
         if let Some(queue) = &self.queue {
             // The permits first, so that a place has all of them when its last caller has left it.
             self.give_back();
-            queue.leave(&self.places);
+            let _entering = queue.places.lock();
+            self.places.iter().for_each(|place| place.leave());
         }
     }
 }

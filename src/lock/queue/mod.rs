@@ -4,4 +4,4 @@ mod local;
 mod place;
 
 pub(crate) use local::{LocalQueue, Permit, Wait, WaiterCap};
-pub(crate) use place::{Occupancy, Place, PlaceState, permits};
+pub(crate) use place::{Occupancy, Place, permits};

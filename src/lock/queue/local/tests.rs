@@ -137,8 +137,8 @@ async fn publishes_is_false_for_three_local_waiters_in_a_row() {
     let waiting = waiting(&queue, &wanted);
     // No other process is known.
     assert!(permit.publishes());
-    permit.place(0).set_subscribers(1);
-    let kept = || (permit.publishes(), permit.place(0).notified());
+    permit.places[0].set_subscribers(1);
+    let kept = || (permit.publishes(), permit.places[0].notified());
     // This process and the other one know of a release that was published, and of no other.
     let [kept_here, published] = [(false, None), (true, Some(2))];
     let once = [kept_here, kept_here, kept_here, published];
@@ -158,7 +158,7 @@ async fn failure_is_that_of_callers_that_want_the_same_and_hear_of_it_in_time() 
     let [mine, others] = [1, 2].map(OnceSpec::of_request);
     let (one, both) = (keys(&["k"]), keys(&["j", "k"]));
     let permit = acquire(&queue, &both).await;
-    let place = permit.place(1);
+    let place = &permit.places[1];
     let _waiting = place.waiter();
     for (error, once, theirs, is_told) in [
         (&contended, None, None, true),
@@ -202,11 +202,11 @@ async fn set_that_lost_an_earlier_key_keeps_no_later_one_while_it_waits() {
     // It was too late so often that it keeps its keys.
     let mut rounds = ROUNDS;
     assert_eq!(set.next_busy(&mut rounds), Some(1));
-    assert!(set.place(0).remove_idle(Duration::ZERO, true));
+    assert!(set.places[0].remove_idle(Duration::ZERO, true));
     let earlier = acquire(&queue, &x).await;
     drop(held);
     // What it waited for.
-    let later = set.place(1);
+    let later = &set.places[1];
     set.admit(later, later.permits.try_acquire_many(PERMITS).ok());
     assert!(later.has(set.caller));
     assert_eq!(set.next_busy(&mut rounds), Some(0));
@@ -253,7 +253,7 @@ async fn subscription_ends_with_the_permit_unless_callers_wait() {
     let (holder, _share) = granted("k");
     let names = Namespace::default().names(&wanted, |_| [0; 32]).unwrap();
     let permit = queue.try_acquire(&wanted, Access::Exclusive).unwrap();
-    let place = permit.place(0);
+    let place = &permit.places[0];
     // One process listens. As long as that is this one, there is no other.
     place.set_subscribers(1);
     drop(permit.subscribe(&holder.spec.cluster, &names));
@@ -272,7 +272,7 @@ async fn caller_that_does_not_react_loses_its_permits_to_the_next_and_gives_none
     let allowance = Duration::from_millis(100);
     for asks in [true, false] {
         let idle = queue.try_acquire(&wanted, Access::Exclusive).unwrap();
-        let place = Arc::clone(idle.place(0));
+        let place = Arc::clone(&idle.places[0]);
         if !asks {
             idle.set_refused(Instant::now(), None, &None);
             assert!(!place.remove_idle(allowance, true));
@@ -300,7 +300,7 @@ async fn slot_is_free_when_the_first_of_its_holders_ends_and_a_key_when_the_last
             permit.set_refused(Instant::now(), Some(left), &None);
             permit
         });
-        let state = held[0].place(0).state(access);
+        let state = held[0].places[0].state(access);
         assert_eq!(state.occupancy, Occupancy::Held);
         assert_eq!(state.retry_after, Some(expected), "{access:?}");
     }
@@ -347,7 +347,7 @@ fn places_until_full(queue: &Arc<LocalQueue>) -> Vec<Arc<Place>> {
     *queue.places.lock() = HashMap::with_capacity(3);
     let enter = |key: u32| {
         let permit = queue.enter(&LockKey::from(key).into(), Access::Exclusive);
-        Arc::clone(permit.place(0))
+        Arc::clone(&permit.places[0])
     };
     let capacity = queue.places.lock().capacity();
     (2_000..).map(enter).take(capacity).collect()
@@ -365,17 +365,17 @@ fn places_without_callers_are_few_and_tell_the_next_caller_nothing() {
     assert!(queue.places.lock().len() < 100);
     // Where the map is full, the place is another one.
     for key in (0..1).chain(1_000..1_010) {
-        let place = Arc::clone(enter(key).place(0));
+        let place = Arc::clone(&enter(key).places[0]);
         place.set_subscribers(2);
         // With this process.
         let remembered = (key == 0).then_some(3);
         assert_eq!(enter(key).notified(), remembered);
     }
-    assert!(Arc::ptr_eq(held[0].place(0), enter(0).place(0)));
+    assert!(Arc::ptr_eq(&held[0].places[0], &enter(0).places[0]));
     drop(held);
     // Keys that fill the map, in turn, keep their places.
     let full = places_until_full(&queue);
     for (key, place) in (2_000..).zip(&full) {
-        assert!(Arc::ptr_eq(place, enter(key).place(0)));
+        assert!(Arc::ptr_eq(place, &enter(key).places[0]));
     }
 }

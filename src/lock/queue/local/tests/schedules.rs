@@ -112,7 +112,7 @@ fn sets_of_keys_that_overlap_all_get_their_turn() {
 async fn acquire_in_the_last_round(permit: &Permit) {
     let mut rounds = ROUNDS - 1;
     while let Some(busy) = permit.next_busy(&mut rounds) {
-        let place = permit.place(busy);
+        let place = &permit.places[busy];
         let acquired = place.permits.acquire_many(PERMITS).await;
         permit.admit(place, Some(acquired.expect("is never closed")));
     }
@@ -148,7 +148,7 @@ fn permits_of_a_caller_that_seems_idle_are_given_back_once() {
     in_many_orders(|| {
         let queue = Arc::<LocalQueue>::default();
         let permit = queue.try_acquire(&keys(&["k"]), Access::Exclusive).unwrap();
-        let place = Arc::clone(permit.place(0));
+        let place = Arc::clone(&permit.places[0]);
         let leaving = spawn(move || drop(permit));
         let impatient = {
             let place = Arc::clone(&place);
@@ -175,7 +175,7 @@ fn a_waiter_hears_that_the_key_is_held() {
             permit.set_holder(&holder, None);
             (permit, share)
         });
-        let place = waiting.place(0);
+        let place = &waiting.places[0];
         block_on(async {
             loop {
                 let changed = place.changed.notified();
@@ -197,7 +197,7 @@ fn at_most_three_releases_in_a_row_are_kept_in_the_process() {
         let callers = [(); 5].map(|()| {
             let kept = Arc::clone(&kept);
             acquiring(&queue, &["k"], Access::Exclusive, move |permit| {
-                permit.place(0).set_subscribers(1);
+                permit.places[0].set_subscribers(1);
                 if permit.publishes() {
                     kept.store(0, Ordering::SeqCst);
                 } else {
