@@ -66,9 +66,12 @@ impl LockSpan {
         }
     }
 
-    /// Returns the span, unless it is disabled: even then, each clone and each entrance takes time.
-    pub(crate) fn enabled(&self) -> Option<Span> {
-        (!self.span.is_disabled()).then(|| self.span.clone())
+    /// Returns the span; none in place of a disabled one, which would be logged with the feature `log` of tracing.
+    pub(crate) fn enabled(&self) -> Span {
+        match self.span.is_disabled() {
+            true => Span::none(),
+            false => self.span.clone(),
+        }
     }
 
     /// Returns where to note when the caller begins to wait, if it may before this time.

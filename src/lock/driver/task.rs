@@ -50,6 +50,9 @@ use crate::protocol::lease::Decided;
 /// more than one move means that other callers were faster.
 const MAX_MOVES: u32 = 4;
 
+/// Where a caller waits for the outcome of its task.
+type Caller = oneshot::Sender<Result<LockGuard, Denied>>;
+
 /// The task of one lock.
 pub(crate) struct LockTask {
     spec: Arc<LockSpec>,
@@ -69,8 +72,7 @@ pub(crate) struct LockTask {
     driver: Option<Box<Driver>>,
     /// Attempts that were refused, and are releasing.
     refused: Vec<Driver>,
-    /// Its span, unless that is disabled.
-    span: Option<Span>,
+    span: Span,
 }
 
 impl LockTask {
@@ -84,7 +86,7 @@ impl LockTask {
         slot_table: Option<SlotTable>,
         permit: Permit,
         wait: Wait,
-        span: Option<Span>,
+        span: Span,
     ) -> Result<Box<Self>, LockError> {
         let ticket = spec.registry.enter().ok_or(LockError::Closed)?;
         // Boxed, because it moves from the caller to the runtime.
@@ -122,7 +124,8 @@ impl LockTask {
             return outcome;
         }
         let (caller, outcome) = oneshot::channel();
-        spawn_in(&cluster, self.span.clone(), self.run(Some(caller)));
+        let span = self.span.clone();
+        cluster.home.spawn(self.run(Some(caller)).instrument(span));
         if is_here {
             let closed = |_| Err(LockError::Closed.into());
             return outcome.await.unwrap_or_else(closed);
@@ -134,14 +137,10 @@ impl LockTask {
     /// Makes attempts while the caller polls. Returns `None` if the rest is to be spawned.
     async fn decide_inline(&mut self) -> Option<Result<LockGuard, Denied>> {
         let span = self.span.clone();
-        let no_caller: Option<&mut oneshot::Sender<()>> = None;
-        let mut deciding = pin!(self.decide(no_caller));
+        let mut deciding = pin!(self.decide(None));
         poll_fn(|context| {
-            let mut poll = || deciding.as_mut().poll(context);
-            let polled = catch_unwind(AssertUnwindSafe(|| match &span {
-                None => poll(),
-                Some(span) => span.in_scope(poll),
-            }));
+            let poll = || deciding.as_mut().poll(context);
+            let polled = catch_unwind(AssertUnwindSafe(|| span.in_scope(poll)));
             let panicked = |_| Poll::Ready(Some(Err(LockError::Closed.into())));
             polled.unwrap_or_else(panicked)
         })
@@ -155,9 +154,11 @@ impl LockTask {
             return;
         };
         let (state, id, due) = (Arc::clone(&driver.state), ticket.id, driver.due());
-        let rest = match self.span.clone() {
-            None => Rest::new(self.run(None)),
-            Some(span) => Rest::new(self.run(None).instrument(span)),
+        let span = self.span.clone();
+        // Without room for a disabled one, because many locks may be held.
+        let rest = match span.is_none() {
+            true => Rest::new(self.run(None)),
+            false => Rest::new(self.run(None).instrument(span)),
         };
         match state.set_rest(rest) {
             Some(rest) => state.spawn(rest),
@@ -166,10 +167,7 @@ impl LockTask {
     }
 
     /// Makes attempts for a caller that waits for the outcome; then holds the lock, and releases it.
-    async fn run(
-        mut self: Box<Self>,
-        caller: Option<oneshot::Sender<Result<LockGuard, Denied>>>,
-    ) {
+    async fn run(mut self: Box<Self>, caller: Option<Caller>) {
         if let Some(mut caller) = caller {
             // Boxed, because most of a lock's time is after it.
             let outcome = Box::pin(self.decide(Some(&mut caller))).await;
@@ -202,17 +200,14 @@ impl LockTask {
 
     /// Makes attempts until the lock is decided. Without a caller whose going away is heard of, returns `None` before it
     /// waits for other holders.
-    async fn decide<T: Send>(
-        &mut self,
-        caller: Option<&mut oneshot::Sender<T>>,
-    ) -> Option<Result<LockGuard, Denied>> {
+    async fn decide(&mut self, caller: Option<&mut Caller>) -> Option<Result<LockGuard, Denied>> {
         let decided = self.attempts(caller).await;
         decided.inspect_err(|denied| self.fail(denied)).transpose()
     }
 
-    async fn attempts<T: Send>(
+    async fn attempts(
         &mut self,
-        mut caller: Option<&mut oneshot::Sender<T>>,
+        mut caller: Option<&mut Caller>,
     ) -> Result<Option<LockGuard>, Denied> {
         if self.backoff.is_none() {
             let backoff = Backoff::for_remote(&self.spec, &self.permit, &self.wait);
@@ -252,10 +247,10 @@ impl LockTask {
     }
 
     /// Makes one attempt. Returns what is known of other callers if another one may succeed.
-    async fn attempt<T: Send>(
+    async fn attempt(
         &mut self,
         began: Instant,
-        caller: Option<&mut oneshot::Sender<T>>,
+        caller: Option<&mut Caller>,
     ) -> Result<Result<LockGuard, Contention>, Denied> {
         if let Some(backoff) = &mut self.backoff {
             backoff.forget_releases();
@@ -290,9 +285,7 @@ impl LockTask {
 
     /// Shows a lock that so many nodes have granted to the other callers of this process, and to those that shut it down.
     fn begin_holding(&mut self, granted: usize) {
-        if let Some(span) = &self.span {
-            span.record("quorum.granted", granted);
-        }
+        self.span.record("quorum.granted", granted);
         let since = Instant::now();
         self.held = Some((since, Counted::held()));
         if let Some(driver) = &self.driver {
@@ -309,8 +302,9 @@ impl LockTask {
     /// Reports for how long the lock was held, if it was.
     fn end_holding(&mut self) {
         if let Some((since, _counted)) = self.held.take() {
-            if let Some(span) = &self.span {
-                span.record("hold_ms", millis(since.elapsed()));
+            // Without a look at the clock in vain.
+            if !self.span.is_none() {
+                self.span.record("hold_ms", millis(since.elapsed()));
             }
             telemetry::held(&self.spec.labels, since);
         }
@@ -388,20 +382,9 @@ impl Drop for LockTask {
                 // Last: a drain waits until all that this lock asked for has an answer, or none in time.
                 drop(ticket);
             };
-            spawn_in(&self.spec.cluster, self.span.clone(), settling);
+            let home = &self.spec.cluster.home;
+            home.spawn(settling.instrument(self.span.clone()));
         }
-    }
-}
-
-/// Spawns a task in the home, within a span if there is one.
-fn spawn_in(
-    cluster: &Cluster,
-    span: Option<Span>,
-    task: impl Future<Output = ()> + Send + 'static,
-) {
-    match span {
-        None => cluster.home.spawn(task),
-        Some(span) => cluster.home.spawn(task.instrument(span)),
     }
 }
 
@@ -435,7 +418,7 @@ mod tests {
         let (state, _guard) = granted("k");
         let wait = Wait::new(Instant::now(), [None, None], None);
         let (spec, permit) = (Arc::clone(&state.spec), Permit::default());
-        let task = LockTask::new(spec, None, permit, wait, None).unwrap();
+        let task = LockTask::new(spec, None, permit, wait, Span::none()).unwrap();
         let size = size_of_val(&task.run(None));
         assert!(size <= 300, "{size} bytes");
     }

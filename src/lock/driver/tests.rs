@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, advance};
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready};
+use tracing::Span;
 
 use super::*;
 use crate::lock::LockError;
@@ -88,9 +89,8 @@ fn asking(
         .names(&LockKey::from("k").into(), |_| [0; 32])
         .unwrap();
     let wait = Wait::new(Instant::now(), [None, None], None);
-    let task = LockTask::new(Arc::new(spec), None, Permit::default(), wait, None).unwrap();
-    let mut acquiring =
-        spawn(async { task.acquire().await.map_err(LockError::from) });
+    let task = LockTask::new(Arc::new(spec), None, Permit::default(), wait, Span::none()).unwrap();
+    let mut acquiring = spawn(async { task.acquire().await.map_err(LockError::from) });
     assert_pending!(acquiring.poll());
     (nodes, acquiring)
 }
