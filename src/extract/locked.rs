@@ -251,7 +251,7 @@ impl RequestLocks {
         // Never from the key, which clients choose.
         options.label.get_or_insert(UNNAMED);
         let (handles, redlock) = (&self.handles, &self.redlock);
-        let locking = LockHandles::lock(Some(handles), redlock, keys, options.clone(), None);
+        let locking = LockHandles::lock(Some(handles), redlock, keys, options.clone());
         match locking.await {
             Ok(guard) => {
                 // The loss of the lock does not stop the handler.

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, response};
 use crate::idempotency::codec::Codec;
 use crate::idempotency::fingerprint;
 use crate::idempotency::header::read_key;
-use crate::lock::{LockOptions, Redlock, WaiterCap};
+use crate::lock::{LockOptions, Redlock};
 use crate::middleware::idempotency_key::IdempotencyKey;
 use crate::middleware::{KeyExtractor, Refusals, Rejection, has_method, matched_no_route, present};
 use crate::node::sha256;
@@ -33,7 +33,6 @@ pub(super) struct Config {
     pub(super) max_request_body: usize,
     pub(super) max_response_body: usize,
     pub(super) options: LockOptions,
-    pub(super) waiters: Option<Arc<WaiterCap>>,
     pub(super) at_most_once: bool,
     pub(super) require_record: bool,
     pub(super) codec: Codec,
@@ -105,7 +104,6 @@ impl Config {
     pub(super) fn once(&self, resource: LockKey) -> ExecuteOnce {
         let mut once = self.redlock.once(resource);
         once.options = self.options.clone();
-        once.cap.clone_from(&self.waiters);
         once.at_most_once = self.at_most_once;
         once.retention = self.retention;
         once

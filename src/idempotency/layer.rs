@@ -107,7 +107,6 @@ impl IdempotencyLayer {
                 max_request_body: 2 * 1024 * 1024,
                 max_response_body: 64 * 1024,
                 options: LockOptions::default().label(LABEL),
-                waiters: None,
                 at_most_once: false,
                 require_record: false,
                 codec: Codec::default(),
@@ -122,7 +121,7 @@ impl IdempotencyLayer {
         wait(wait: Duration) => config.options.wait = Some(wait);
 
         /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
-        max_waiters(max_waiters: usize) => config.waiters = Some(WaiterCap::new(max_waiters));
+        max_waiters(max_waiters: usize) => config.options.cap = Some(WaiterCap::new(max_waiters));
 
         /// Sets how long an execution may take. Default: no bound. An execution that has begun keeps its lock
         /// until it ends; the `max_hold` of the [`Redlock`] does not apply to it.

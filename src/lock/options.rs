@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::lock::queue::WaiterCap;
 use crate::protocol::lease::Access;
 
 /// Options of a lock; see [`LockResource::options`](crate::LockResource::options) and
@@ -25,6 +26,8 @@ pub struct LockOptions {
     pub(crate) note: Option<Arc<str>>,
     pub(crate) access: Option<Access>,
     pub(crate) hold_at_least: Option<Duration>,
+    /// A cap on waiting calls, in addition to that of the lock service.
+    pub(crate) cap: Option<Arc<WaiterCap>>,
 }
 
 /// Implements the setters of a type with [`LockOptions`] in this field, or of the options themselves.
@@ -185,6 +188,7 @@ impl LockOptions {
             note: self.note.or(others.note),
             access: self.access.or(others.access),
             hold_at_least: self.hold_at_least.or(others.hold_at_least),
+            cap: self.cap.or(others.cap),
         }
     }
 

@@ -51,7 +51,7 @@ impl Redlock {
     ///
     /// Awaiting the request panics outside of a tokio runtime with a timer.
     pub fn lock(&self, key: impl Into<LockKey>) -> LockRequest {
-        self.request(LockKeys::from(key.into()), LockOptions::default(), None)
+        self.request(LockKeys::from(key.into()), LockOptions::default())
     }
 
     /// Requests a lock without waiting.
@@ -78,21 +78,16 @@ impl Redlock {
     ///
     /// As [`lock`](Self::lock).
     pub fn lock_all<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> LockRequest {
-        self.request(keys.into_iter().collect(), LockOptions::default(), None)
+        self.request(keys.into_iter().collect(), LockOptions::default())
     }
 
-    /// Requests a set of keys as one lock; see [`lock_all`](Self::lock_all). A waiting call also counts against this cap.
-    pub(crate) fn request(
-        &self,
-        keys: LockKeys,
-        options: LockOptions,
-        cap: Option<Arc<WaiterCap>>,
-    ) -> LockRequest {
+    /// Requests a set of keys as one lock; see [`lock_all`](Self::lock_all).
+    pub(crate) fn request(&self, keys: LockKeys, options: LockOptions) -> LockRequest {
         LockRequest {
             core: Arc::clone(&self.0),
             keys,
+            caps: [self.0.cap.clone(), options.cap.clone()],
             options,
-            caps: [self.0.cap.clone(), cap],
         }
     }
 

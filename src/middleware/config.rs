@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{HeaderName, Method, StatusCode};
 
-use crate::lock::{LockError, LockOptions, Redlock, WaiterCap};
+use crate::lock::{LockError, LockOptions, Redlock};
 use crate::middleware::key::{KeyExtractor, present};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::Refusals;
@@ -23,7 +23,6 @@ pub(super) struct Config {
     pub(super) skip: Option<Arc<dyn Fn(&Parts) -> bool + Send + Sync>>,
     pub(super) options: LockOptions,
     pub(super) options_of: Option<Arc<dyn Fn(&Parts) -> LockOptions + Send + Sync>>,
-    pub(super) waiters: Option<Arc<WaiterCap>>,
     pub(super) missing_key: OnMissingKey,
     pub(super) on_unavailable: OnUnavailable,
     pub(super) release_at: ReleaseAt,

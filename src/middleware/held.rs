@@ -20,7 +20,7 @@ use http::Extensions;
 
 use crate::lock::{
     LockError, LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock,
-    ReleaseError, Releasing, RequestShare, WaiterCap, first_slots,
+    ReleaseError, Releasing, RequestShare, first_slots,
 };
 use crate::middleware::config::OnLost;
 use crate::node::Mutex;
@@ -105,13 +105,11 @@ impl LockHandles {
         redlock: &Redlock,
         keys: LockKeys,
         options: LockOptions,
-        waiters: Option<&Arc<WaiterCap>>,
     ) -> LockFuture {
         let options = redlock.request_options(options);
         let request = |missing: LockKeys, may_wait: bool| {
             let wait = options.wait.filter(|_| may_wait).or(Some(Duration::ZERO));
-            let options = LockOptions { wait, ..options };
-            let request = redlock.request(missing, options, waiters.cloned());
+            let request = redlock.request(missing, LockOptions { wait, ..options });
             request.into_future()
         };
         let handles = handles.map(Self::to_vec).unwrap_or_default();

@@ -83,7 +83,6 @@ impl RedlockLayer {
                 methods: None,
                 shared_methods: None,
                 skip: None,
-                waiters: None,
                 missing_key: OnMissingKey::Reject,
                 on_unavailable: OnUnavailable::Reject,
                 release_at: ReleaseAt::BodyEnd,
@@ -108,7 +107,7 @@ impl<D> RedlockLayer<D> {
         wait(wait: Duration) => config.options.wait = Some(wait);
 
         /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
-        max_waiters(max_waiters: usize) => config.waiters = Some(WaiterCap::new(max_waiters));
+        max_waiters(max_waiters: usize) => config.options.cap = Some(WaiterCap::new(max_waiters));
 
         /// Sets the time after which a lock is not renewed any more. Default: the builder's, or 60 s if the
         /// builder has none.

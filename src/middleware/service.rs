@@ -88,8 +88,7 @@ where
                 let handles = parts.extensions.get();
                 let options = config.options(&parts);
                 future.is_ready = options.wait.is_none_or(|wait| wait.is_zero());
-                let (redlock, waiters) = (&config.redlock, config.waiters.as_ref());
-                let locking = LockHandles::lock(handles, redlock, keys, options.clone(), waiters);
+                let locking = LockHandles::lock(handles, &config.redlock, keys, options.clone());
                 Ok((locking, options))
             }
             Err(rejection) => Err(rejection),

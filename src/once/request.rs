@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::lock::{
     Core, Denied, Group, LockError, LockOptions, LockSpan, LockSpec, LockTask, Reading, Redlock,
-    Wait, WaiterCap, option_setters,
+    Wait, option_setters,
 };
 use crate::node::{after, sha256, telemetry};
 use crate::once::error::name_of;
@@ -72,8 +72,6 @@ pub struct ExecuteOnce {
     pub(crate) key: LockKey,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) options: LockOptions,
-    /// A cap on waiting calls, in addition to that of the lock service.
-    pub(crate) cap: Option<Arc<WaiterCap>>,
     pub(crate) at_most_once: bool,
     pub(crate) retention: Duration,
     pub(super) max_result: usize,
@@ -90,7 +88,6 @@ impl Redlock {
             key: key.into(),
             fingerprint: Fingerprint::from_digest(sha256(&[])),
             options: LockOptions::default(),
-            cap: None,
             at_most_once: false,
             retention: DAY,
             max_result: 64 * 1024,
@@ -315,7 +312,7 @@ impl ExecuteOnce {
         };
         let asked = span.began;
         let deadline = after(asked, options.wait.unwrap_or_default());
-        let caps = [core.cap.clone(), self.cap.clone()];
+        let caps = [core.cap.clone(), options.cap.clone()];
         let mut wait = Wait::new(deadline, caps, span.waits_since(deadline));
         let (cluster, registry, names) = (&group.cluster, &core.registry, [names].into());
         let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, labels);
