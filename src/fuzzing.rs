@@ -7,14 +7,20 @@
     feature = "encryption"
 ))]
 pub use crate::idempotency::{
+    codec::Codec as ResponseCodec,
     fingerprint::{of_request as fingerprint_bytes, resource_paths},
-    fuzzing::ResponseCodec,
+    fuzzing::record,
     header::read_key as idempotency_key,
+    stored::replay,
 };
-pub use crate::lock::fuzzing::config_from_vars;
+pub use crate::lock::config::config_from_vars;
 pub use crate::middleware::{body::declared_length, token_header::clear as clear_token_header};
 #[cfg(feature = "redis")]
-pub use crate::node::redis::fuzzing::{
-    AdmissionGuard, ReplyStream, deal, decode, encode, read_release,
+pub use crate::node::redis::{
+    decode::decode,
+    fuzzing::{deal, encode},
+    guard::Guard as AdmissionGuard,
+    link::Link as ReplyStream,
+    listener::read_release,
 };
-pub use crate::once::fuzzing::{decode_result, encode_result};
+pub use crate::once::run::decode as decode_result;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use tower_redlock::fuzzing::AdmissionGuard;
+use tower_redlock::fuzzing::{AdmissionGuard, ReplyStream};
 use tower_redlock_fuzz::{Pieces, run};
 
 const WINDOW: Duration = Duration::from_secs(20);
@@ -27,8 +27,9 @@ fuzz_target!(|data: &[u8]| {
         let mut replies = bulk(info);
         replies.extend(b"*3\r\n");
         replies.extend([generation, seconds, micros].into_iter().flat_map(bulk));
-        let admitted = run(guard.admit(name, Pieces::new(&replies, &[]), ATTEMPT));
-        let Ok(left) = admitted else {
+        let mut stream = ReplyStream::new(Pieces::new(&replies, &[]));
+        let admitted = run(guard.admit(name, &mut stream, ATTEMPT));
+        let Ok((_, left)) = admitted else {
             continue;
         };
         let info = String::from_utf8_lossy(info);
@@ -56,15 +57,12 @@ fuzz_target!(|data: &[u8]| {
     // Bytes in place of replies, with the guard on and off.
     for key in [Some(key()), None] {
         let guard = AdmissionGuard::new(WINDOW, key);
-        let stream = Pieces::new(data, &[]);
-        drop(run(guard.admit(&names[0], stream, ATTEMPT)));
+        let mut stream = ReplyStream::new(Pieces::new(data, &[]));
+        drop(run(guard.admit(&names[0], &mut stream, ATTEMPT)));
         let mut info = bulk(servers[0][0]);
         info.extend(data);
-        drop(run(guard.admit(
-            &names[0],
-            Pieces::new(&info, &[3]),
-            ATTEMPT,
-        )));
+        let mut stream = ReplyStream::new(Pieces::new(&info, &[3]));
+        drop(run(guard.admit(&names[0], &mut stream, ATTEMPT)));
     }
 });
 

@@ -9,8 +9,9 @@ use std::cell::LazyCell;
 
 use libfuzzer_sys::fuzz_target;
 use lz4_flex::compress_prepend_size;
+use serde_json::Value;
 use tower_redlock::LockKey;
-use tower_redlock::fuzzing::{ResponseCodec, decode_result};
+use tower_redlock::fuzzing::{ResponseCodec, decode_result, replay};
 use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::protocol::{ExecutionId, Fingerprint, Record};
 use tower_redlock_fuzz::{expanded, growth, read_body, sha256};
@@ -35,12 +36,16 @@ fuzz_target!(|data: &[u8]| {
     };
     let resource = LockKey::from("key");
     let keys = LazyCell::new(|| RecordKeys::new(1, &[1; 32]));
+    let codec = |compress_above, keys| ResponseCodec {
+        compress_above,
+        keys,
+    };
     let codecs = [
-        ResponseCodec::new(None, None),
-        ResponseCodec::new(Some(8), Some(keys.clone().reading_plain())),
+        codec(None, None),
+        codec(Some(8), Some(keys.clone().reading_plain())),
     ];
     for codec in codecs {
-        let (replayed, grown) = growth(|| codec.replay(&record, &resource));
+        let (replayed, grown) = growth(|| replay::<String>(&record, &resource, &codec));
         assert!(
             grown <= 4 * LARGEST + 2 * record.as_bytes().len(),
             "a record of {} bytes took {grown} bytes",
@@ -51,10 +56,10 @@ fuzz_target!(|data: &[u8]| {
             assert!(body.len() <= LARGEST.max(record.as_bytes().len()));
         }
     }
-    let encrypting = ResponseCodec::new(None, Some(keys.clone()));
-    assert!(encrypting.replay(&record, &resource).is_err());
+    let encrypting = codec(None, Some(keys.clone()));
+    assert!(replay::<String>(&record, &resource, &encrypting).is_err());
 
-    let (_, grown) = growth(|| decode_result(&record));
+    let (_, grown) = growth(|| decode_result::<Value>(&record));
     assert!(
         grown <= 128 * record.as_bytes().len() + 4096,
         "a result of {} bytes took {grown} bytes",

@@ -10,7 +10,7 @@ use http::header::{CONNECTION, HeaderMap, HeaderName};
 use http::{Response, StatusCode};
 use libfuzzer_sys::fuzz_target;
 use tower_redlock::LockKey;
-use tower_redlock::fuzzing::ResponseCodec;
+use tower_redlock::fuzzing::{self, ResponseCodec};
 use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::protocol::{ExecutionId, Fingerprint, Record};
 use tower_redlock_fuzz::{expanded, first_line, header_map, read_body, sha256};
@@ -30,7 +30,12 @@ fuzz_target!(|data: &[u8]| {
     let (choice, place) = line.split_first().unwrap_or((&0, b""));
     let is_encrypted = choice & 1 == 1;
     let keys = is_encrypted.then(|| RecordKeys::new(1, &[1; 32]));
-    let codec = ResponseCodec::new((choice & 2 == 2).then_some(16), keys);
+    let compress_above = (choice & 2 == 2).then_some(16);
+    let codec = ResponseCodec {
+        compress_above,
+        keys,
+    };
+    let replay = |record: &Record, key: &LockKey| fuzzing::replay::<String>(record, key, &codec);
     let trailers = (choice & 4 == 4).then_some(trailers);
 
     let mut response = Response::new(());
@@ -39,12 +44,10 @@ fuzz_target!(|data: &[u8]| {
     let (head, ()) = response.into_parts();
     let resource = LockKey::from("key");
     let execution = ExecutionId::from_random([1; 16]);
-    let context = (&resource, execution, Fingerprint::from_digest([2; 32]));
-    let record = codec.record(context, &head, &body, trailers.as_ref());
+    let ids = (execution, Fingerprint::from_digest([2; 32]));
+    let record = fuzzing::record(&resource, ids, &head, (&body, trailers.as_ref()), &codec);
 
-    let replayed = codec
-        .replay(&record, &resource)
-        .expect("it was recorded so");
+    let replayed = replay(&record, &resource).expect("it was recorded so");
     let expected = kept(headers);
     let fields = size(&expected) + 1 + trailers.as_ref().map_or(0, size);
     assert_eq!(replayed.is_some(), fields <= MAX_FIELDS, "{fields}");
@@ -54,7 +57,7 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(read_body(replayed), (body, trailers));
     }
     if is_encrypted {
-        assert!(codec.replay(&record, &LockKey::from("other")).is_err());
+        assert!(replay(&record, &LockKey::from("other")).is_err());
         let mut changed = record.as_bytes().to_vec();
         let place = place.iter().fold(1_usize, |sum, byte| {
             sum.wrapping_mul(251).wrapping_add(usize::from(*byte))
@@ -66,7 +69,7 @@ fuzz_target!(|data: &[u8]| {
         };
         // A record is compared with its digest before.
         if sha256(changed.rest()) == changed.digest() {
-            assert!(codec.replay(&changed, &resource).is_err(), "byte {at}");
+            assert!(replay(&changed, &resource).is_err(), "byte {at}");
         }
     }
 });

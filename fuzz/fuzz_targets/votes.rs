@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use tower_redlock::FencingToken;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
-use tower_redlock::fuzzing::{deal, decode};
+use tower_redlock::fuzzing::{self, deal};
 use tower_redlock::protocol::acquire::{AcquireRound, AcquireStep};
 use tower_redlock::protocol::message::{
     Answer, Command, HolderMark, KeyState, Op, Reply, SharedOp,
@@ -20,6 +19,7 @@ use tower_redlock::protocol::round::{LookRound, ReleaseRound, Sought, VoteRound}
 use tower_redlock::protocol::{
     ExecutionId, Fingerprint, LockKey, Namespace, NodeSet, OwnerToken, Quorum, Record,
 };
+use tower_redlock::{FencingToken, NodeFailure};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -44,6 +44,10 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(decode(&ping, value).is_err(), is_error);
     }
 });
+
+fn decode(command: &Command, value: &Value) -> Result<Reply, NodeFailure> {
+    fuzzing::decode(command, value, &"node".into())
+}
 
 fn vote(op: &Op, is_slot: bool, value: &Value) -> Answer {
     let decoded = match is_slot {

@@ -11,11 +11,14 @@ const ENCRYPTED: u8 = 2;
 
 /// Writes and reads the bytes after the head of a record.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Codec {
+#[allow(unreachable_pub, reason = "a fuzz target makes it")]
+pub struct Codec {
+    /// Above how many bytes responses are compressed.
     #[cfg(feature = "compression")]
-    pub(super) compress_above: Option<usize>,
+    pub compress_above: Option<usize>,
+    /// With which keys responses are encrypted.
     #[cfg(feature = "encryption")]
-    pub(super) keys: Option<RecordKeys>,
+    pub keys: Option<RecordKeys>,
 }
 
 /// What identifies a record: its execution, its fingerprint and its key. An encrypted response is bound to it, and cannot be

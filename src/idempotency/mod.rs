@@ -13,14 +13,14 @@
 //!    gets the recorded response.
 //! 4. It records the response on all nodes, and returns it once a majority has the record.
 
-mod codec;
+pub(crate) mod codec;
 mod config;
 pub(crate) mod fingerprint;
 #[cfg(all(fuzzing, feature = "compression", feature = "encryption"))]
 pub(crate) mod fuzzing;
 pub(crate) mod header;
 pub(crate) mod layer;
-mod stored;
+pub(crate) mod stored;
 mod task;
 
 #[cfg(feature = "encryption")]

@@ -45,7 +45,12 @@ pub(super) fn record(
 }
 
 /// Reads a whole record; `None` if its response was not kept.
-pub(super) fn replay<B>(
+///
+/// # Errors
+///
+/// The reason for which it cannot be read.
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub fn replay<B>(
     record: &Record,
     resource: &LockKey,
     codec: &Codec,

@@ -89,32 +89,7 @@ impl RedlockConfig {
     /// Returns a [`BuildError`] that names the variable if its value cannot be read, or is empty. An empty
     /// `REDLOCK_NAMESPACE` is the empty namespace.
     pub fn from_env() -> Result<Self, BuildError> {
-        Self::from_vars(|name| env::var_os(name))
-    }
-
-    pub(super) fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Result<Self, BuildError> {
-        let mut config = Self::default();
-        for name in NAMES {
-            let Some(text) = var(&format!("REDLOCK_{}", name.to_ascii_uppercase())) else {
-                continue;
-            };
-            config.0.variables.push(name);
-            let not_text = |_| BuildError::new(name, "not UTF-8", "correct it or unset it");
-            let read = text.into_string().map_err(not_text).and_then(|text| {
-                let value = match *name {
-                    "urls" | "moving_to" | "namespace" | "holder" => text.into(),
-                    _ => value_of(text.trim()),
-                };
-                config.set(name, value)
-            });
-            read.map_err(|error| error.name_variable(&[name]))?;
-        }
-        let names: &[_] = match config.0.variables.contains(&"urls") {
-            true => &["url", "group"],
-            false => &["nodes"],
-        };
-        config.0.variables.extend(names);
-        Ok(config)
+        config_from_vars(|name| env::var_os(name))
     }
 
     /// Returns the URLs of the Redis servers, which may contain credentials, without those of groups that the service
@@ -124,6 +99,39 @@ impl RedlockConfig {
         let groups = [&self.0.nodes].into_iter().chain(&self.0.groups);
         groups.flat_map(NodeGroup::listed_urls).collect()
     }
+}
+
+/// Reads the settings from variables.
+///
+/// # Errors
+///
+/// As [`RedlockConfig::from_env`].
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub fn config_from_vars(
+    var: impl Fn(&str) -> Option<OsString>,
+) -> Result<RedlockConfig, BuildError> {
+    let mut config = RedlockConfig::default();
+    for name in NAMES {
+        let Some(text) = var(&format!("REDLOCK_{}", name.to_ascii_uppercase())) else {
+            continue;
+        };
+        config.0.variables.push(name);
+        let not_text = |_| BuildError::new(name, "not UTF-8", "correct it or unset it");
+        let read = text.into_string().map_err(not_text).and_then(|text| {
+            let value = match *name {
+                "urls" | "moving_to" | "namespace" | "holder" => text.into(),
+                _ => value_of(text.trim()),
+            };
+            config.set(name, value)
+        });
+        read.map_err(|error| error.name_variable(&[name]))?;
+    }
+    let names: &[_] = match config.0.variables.contains(&"urls") {
+        true => &["url", "group"],
+        false => &["nodes"],
+    };
+    config.0.variables.extend(names);
+    Ok(config)
 }
 
 macro_rules! fields {

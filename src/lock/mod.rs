@@ -28,11 +28,9 @@ mod backoff;
 mod builder;
 mod cluster;
 #[cfg(feature = "redis")]
-mod config;
+pub(crate) mod config;
 mod driver;
 mod error;
-#[cfg(fuzzing)]
-pub(crate) mod fuzzing;
 mod guard;
 mod health;
 mod layout;

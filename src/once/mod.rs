@@ -20,13 +20,11 @@
 mod error;
 mod execution;
 mod fetch;
-#[cfg(fuzzing)]
-pub(crate) mod fuzzing;
 mod inspect;
 mod leader;
 mod list;
 mod request;
-mod run;
+pub(crate) mod run;
 
 pub use error::OnceError;
 pub use execution::ExecutionHandle;

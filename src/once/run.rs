@@ -211,7 +211,9 @@ pub(super) fn encode<T: Serialize>(result: &T, fingerprint: Fingerprint, max: us
 }
 
 /// Reads the result from a whole record; `None` if it was not kept, or is not of this type.
-pub(super) fn decode<T: DeserializeOwned>(record: &Record) -> Option<T> {
+#[must_use]
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub fn decode<T: DeserializeOwned>(record: &Record) -> Option<T> {
     let json = record.rest().strip_prefix(&[JSON])?;
     let result = serde_json::from_slice(json).inspect_err(|error| {
         // Without the error's message, which quotes the result.

@@ -6,7 +6,7 @@ use crate::lock::error::without_credentials;
 use crate::lock::redlock::Redlock;
 
 fn read(vars: &[(&str, &str)]) -> Result<RedlockConfig, BuildError> {
-    RedlockConfig::from_vars(|name| {
+    config_from_vars(|name| {
         let found = vars.iter().find(|(known, _)| *known == name);
         found.map(|(_, value)| OsString::from(value))
     })

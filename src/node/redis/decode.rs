@@ -14,11 +14,12 @@ use crate::protocol::message::{
 use crate::protocol::{FencingToken, Record, Shown};
 
 /// Decodes a server's reply to a command.
-pub(super) fn decode(
-    command: &Command,
-    value: &Value,
-    node: &Arc<str>,
-) -> Result<Reply, NodeFailure> {
+///
+/// # Errors
+///
+/// The reply is no vote.
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub fn decode(command: &Command, value: &Value, node: &Arc<str>) -> Result<Reply, NodeFailure> {
     if let Some(why) = describe_refusal(value) {
         return Err(NodeFailure::refused(node, why));
     }

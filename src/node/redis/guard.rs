@@ -39,7 +39,8 @@ use crate::protocol::admission::{Admissions, Generation, Introduction};
 
 /// The restart guard of all nodes of one lock service. If it is off, it only finds nodes that are one server.
 #[derive(Debug, Default)]
-pub(crate) struct Guard {
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub struct Guard {
     /// The key of the generation; `None` if the guard is off.
     pub(super) generation_key: Option<Arc<[u8]>>,
     admissions: Mutex<Admissions>,
@@ -52,9 +53,11 @@ pub(crate) struct Guard {
     epoch: Epoch,
 }
 
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
 impl Guard {
     /// Creates a guard, which is off without a generation key.
-    pub(crate) fn new(window: Duration, generation_key: Option<Arc<[u8]>>) -> Arc<Self> {
+    #[must_use]
+    pub fn new(window: Duration, generation_key: Option<Arc<[u8]>>) -> Arc<Self> {
         Arc::new(Self {
             generation_key,
             admissions: Mutex::new(Admissions::new(window)),
@@ -70,7 +73,11 @@ impl Guard {
     /// Asks a server, on the connection that is about to be used, whether it may vote. Returns what requests on this connection
     /// have beside their commands, and the remaining time of the quarantine, or zero. An attempt to acquire a lock takes no
     /// longer than `attempt`.
-    pub(super) async fn admit(
+    ///
+    /// # Errors
+    ///
+    /// The server must never vote.
+    pub async fn admit(
         &self,
         node: &Arc<str>,
         link: &mut Link,
@@ -187,7 +194,8 @@ impl Guard {
     }
 
     /// Returns the other node that is the same server, or a copy of it.
-    pub(super) fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
+    #[must_use]
+    pub fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
         if !self.has_duplicates() {
             return None;
         }

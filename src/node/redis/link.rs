@@ -18,7 +18,8 @@ use tokio::task::unconstrained;
 use crate::node::redis::describe::{describe, describe_refusal};
 
 /// A connection to a server, which answers requests in the order in which they are sent.
-pub(super) struct Link {
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub struct Link {
     transport: Transport,
     /// The requests that have not been written yet.
     output: BytesMut,
@@ -33,9 +34,10 @@ enum Transport {
     Pooled(PooledLink),
 }
 
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
 impl Link {
     /// Takes over a stream on which nothing is in transit.
-    pub(super) fn new(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+    pub fn new(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         Self::over(Transport::Own(Socket {
             stream: Box::new(stream),
             input: BytesMut::new(),
@@ -78,10 +80,7 @@ impl Link {
     /// # Errors
     ///
     /// The connection is lost. Without unanswered requests, only a socket reports that.
-    pub(super) fn poll_reply(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Value, Arc<str>>> {
+    pub fn poll_reply(&mut self, context: &mut Context<'_>) -> Poll<Result<Value, Arc<str>>> {
         let reply = ready!(match &mut self.transport {
             Transport::Own(socket) => {
                 let written = socket.write(&mut self.output, context);
@@ -153,6 +152,8 @@ impl Link {
         self.unanswered == 0 && self.reply().now_or_never().is_none()
     }
 }
+
+opaque_debug! { Link }
 
 /// A stream of bytes to a server and back: TCP, TLS or a Unix socket.
 trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}

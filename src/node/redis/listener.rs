@@ -260,7 +260,9 @@ impl Drop for Listener {
 }
 
 /// Reads a message: the lock that was released, and the number of subscribers that the message was published to.
-pub(super) fn read_release(reply: &Value) -> Option<(&[u8], usize)> {
+#[must_use]
+#[allow(unreachable_pub, reason = "a fuzz target calls it")]
+pub fn read_release(reply: &Value) -> Option<(&[u8], usize)> {
     match reply.as_sequence()? {
         [Value::BulkString(kind), Value::BulkString(lock), payload] if kind == b"message" => {
             Some((lock, from_redis_value(payload.clone()).unwrap_or(1)))

@@ -8,15 +8,15 @@
 //! releases while waiters need them, and reads of big records, on links from a pool.
 
 mod credentials;
-mod decode;
+pub(crate) mod decode;
 mod describe;
 mod endpoint;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
-mod guard;
+pub(crate) mod guard;
 mod lane;
-mod link;
-mod listener;
+pub(crate) mod link;
+pub(crate) mod listener;
 mod node;
 mod server;
 mod table;

@@ -253,7 +253,8 @@ pub(super) fn load_all(in_cluster_mode: bool) -> Pipeline {
 /// What requests on a connection have beside their commands: the generation that a request for a vote names, so that it
 /// counts only in the memory that was admitted; and where scripts find their keys.
 #[derive(Debug, Default)]
-pub(crate) struct GenerationCheck {
+#[allow(unreachable_pub, unnameable_types, reason = "a fuzz target gets it")]
+pub struct GenerationCheck {
     /// The key of the generation, if the restart guard is on.
     pub(super) key: Option<Arc<[u8]>>,
     /// The generation of the server on this connection. Without the restart guard, it only has the run id of the process, if
