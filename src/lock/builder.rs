@@ -13,7 +13,7 @@ use crate::lock::settings::{RestartGuard, Settings, settings};
 use crate::lock::traces::Traces;
 use crate::node::Home;
 #[cfg(feature = "redis")]
-use crate::node::redis::{AnyProvider, CredentialsProvider, Timeouts};
+use crate::node::redis::{AnyProvider, CredentialsProvider};
 use crate::protocol::{Namespace, Retry};
 
 /// Builds a [`Redlock`]; [`build`](Self::build) checks all settings at once.
@@ -278,15 +278,7 @@ impl RedlockBuilder {
             settings: Arc::clone(&settings),
             home: Arc::new(Home::new(self.runtime.clone())),
             #[cfg(feature = "redis")]
-            timeouts: Timeouts {
-                node: settings.node_timeout,
-                connect: settings.connect_timeout,
-            },
-            #[cfg(feature = "redis")]
-            login: self
-                .credentials
-                .clone()
-                .map(|provider| (provider, settings.connect_timeout)),
+            credentials: self.credentials.clone(),
             #[cfg(feature = "redis")]
             guard: settings.guard()?,
         };

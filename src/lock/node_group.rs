@@ -13,7 +13,7 @@ use crate::lock::error::without_credentials;
 use crate::lock::layout::{Group, Layout};
 use crate::lock::settings::Settings;
 #[cfg(feature = "redis")]
-use crate::node::redis::{Endpoint, Guard, Login, RedisNode, RedisServer, Timeouts};
+use crate::node::redis::{AnyProvider, Endpoint, Guard, Login, RedisNode, RedisServer, Timeouts};
 use crate::node::{EmbeddedNode, Home, Mutex, Node, Peers};
 use crate::protocol::Quorum;
 
@@ -59,11 +59,9 @@ pub(super) enum Source {
 pub(super) struct NodeSettings {
     pub(super) settings: Arc<Settings>,
     pub(super) home: Arc<Home>,
-    #[cfg(feature = "redis")]
-    pub(super) timeouts: Timeouts,
     /// Who is asked for the credentials of connections.
     #[cfg(feature = "redis")]
-    pub(super) login: Option<Login>,
+    pub(super) credentials: Option<AnyProvider>,
     #[cfg(feature = "redis")]
     pub(super) guard: Arc<Guard>,
 }
@@ -320,7 +318,9 @@ impl NodeSettings {
             }
             #[cfg(feature = "redis")]
             Source::Server(setting, config) => {
-                let endpoint = endpoint(setting, config, self.login.as_ref())?;
+                let limit = self.settings.connect_timeout;
+                let login = self.credentials.clone().map(|provider| (provider, limit));
+                let endpoint = endpoint(setting, config, login)?;
                 if names.contains(&endpoint.name) {
                     let remedy = "it is listed twice; list it once, because a majority must be of independent servers, \
                                   and a group that stays keeps its name";
@@ -341,8 +341,12 @@ impl NodeSettings {
 
     #[cfg(feature = "redis")]
     fn redis_node(&self, endpoint: Endpoint, peers: &Arc<Peers>) -> Arc<dyn Node> {
+        let timeouts = Timeouts {
+            node: self.settings.node_timeout,
+            connect: self.settings.connect_timeout,
+        };
         let (guard, home) = (Arc::clone(&self.guard), &self.home);
-        let server = RedisServer::new(endpoint, self.timeouts, guard, home, peers);
+        let server = RedisServer::new(endpoint, timeouts, guard, home, peers);
         Arc::new(RedisNode::new(server))
     }
 }
@@ -352,7 +356,7 @@ impl NodeSettings {
 fn endpoint(
     setting: &'static str,
     config: &deadpool_redis::Config,
-    login: Option<&Login>,
+    login: Option<Login>,
 ) -> Result<Endpoint, BuildError> {
     Endpoint::from_config(config, login).map_err(|why| {
         let url = config.url.as_deref().map(without_credentials);

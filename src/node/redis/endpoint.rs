@@ -44,7 +44,7 @@ impl Endpoint {
     ///
     /// Returns the reason if the configuration names no server or several, if its URL is malformed, or if its pool cannot be
     /// built.
-    pub(crate) fn from_config(config: &Config, login: Option<&Login>) -> Result<Self, String> {
+    pub(crate) fn from_config(config: &Config, login: Option<Login>) -> Result<Self, String> {
         let pool = config.pool.unwrap_or_else(|| PoolConfig::new(MAX_READS));
         if pool.max_size == 0 {
             return Err("its max_size is 0; use at least 1".into());
@@ -67,7 +67,7 @@ impl Endpoint {
                 .redis_settings()
                 .clone()
                 .set_protocol(ProtocolVersion::RESP2),
-            login: login.cloned(),
+            login,
         };
         Self::new(name, Connector::Address(address), pool)
     }
