@@ -62,7 +62,7 @@ impl Cluster {
     /// Subscribes to the releases of a lock.
     pub(crate) fn subscribe(&self, lock: &Arc<[u8]>) -> Arc<ReleaseSubscription> {
         ReleaseSubscription::new(self.quorum, |subscriber| {
-            self.nodes[subscriber.1].subscribe(lock, subscriber)
+            self.nodes[subscriber.node].subscribe(lock, subscriber)
         })
     }
 

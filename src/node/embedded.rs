@@ -20,7 +20,7 @@ pub(crate) struct EmbeddedNode {
     name: Arc<str>,
     store: Mutex<Store>,
     /// Shared with the subscriptions, which may outlive the node.
-    subscribers: Arc<Subscribers>,
+    subscribers: Arc<Mutex<Subscribers>>,
     home: Arc<Home>,
 }
 
@@ -52,6 +52,15 @@ impl EmbeddedNode {
     fn now(&self) -> Duration {
         self.home.epoch.at(Instant::now())
     }
+
+    /// Publishes the release of a lock, and returns the number of its subscribers.
+    fn publish(&self, lock: &[u8]) -> usize {
+        let of_lock = self.subscribers.lock().of(lock).to_vec();
+        for subscriber in &of_lock {
+            subscriber.notify(of_lock.len());
+        }
+        of_lock.len()
+    }
 }
 
 impl Node for EmbeddedNode {
@@ -68,7 +77,7 @@ impl Node for EmbeddedNode {
             let mut most = 0;
             for name in names.iter() {
                 if !may_stay || self.store.lock().is_free(name, now) {
-                    most = most.max(self.subscribers.publish(name.channel()));
+                    most = most.max(self.publish(name.channel()));
                 }
             }
             u32::try_from(most).unwrap_or(u32::MAX)
@@ -88,6 +97,36 @@ impl Node for EmbeddedNode {
     }
 
     fn subscribe(&self, lock: &Arc<[u8]>, subscriber: Subscriber) -> Option<Subscription> {
-        Some(self.subscribers.subscribe(lock, subscriber))
+        self.subscribers.lock().add(lock, subscriber.clone());
+        subscriber.set_subscribed(true);
+        let (from, lock) = (Arc::clone(&self.subscribers), Arc::clone(lock));
+        Some(Subscription(Box::new(move || {
+            from.lock().remove(&lock, &subscriber);
+        })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_test::assert_ready_eq;
+    use tokio_test::task::spawn;
+
+    use super::*;
+    use crate::node::{ReleaseSubscription, ReleaseWatch};
+    use crate::protocol::Quorum;
+
+    #[test]
+    fn publish_reaches_subscribers_until_their_subscriptions_are_dropped() {
+        let (node, lock) = (EmbeddedNode::new(0, Arc::default()), Arc::from(&b"k"[..]));
+        let subscriptions = [(); 2].map(|()| {
+            let subscribe = |subscriber| node.subscribe(&lock, subscriber);
+            ReleaseSubscription::new(Quorum::new(1).unwrap(), subscribe)
+        });
+        assert_eq!(node.publish(&lock), 2);
+        let mut watch = ReleaseWatch::new(&subscriptions[1]);
+        assert_ready_eq!(spawn(watch.released()).poll(), 2);
+        drop((subscriptions, watch));
+        assert_eq!(node.publish(&lock), 0);
+        assert!(node.subscribers.lock().0.is_empty());
     }
 }

@@ -21,7 +21,7 @@ use crate::protocol::{NodeSet, Quorum};
 
 /// What the nodes have published to this process about one lock.
 #[derive(Debug)]
-pub(crate) struct ReleaseSignal {
+struct ReleaseSignal {
     majority: usize,
     published: Mutex<Published>,
     // Not a watch channel, which wakes its receivers in an order by chance: a simulation could not be repeated.
@@ -41,7 +41,7 @@ struct Published {
 /// The subscription of this process to the releases of a lock, at every node that publishes them. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct ReleaseSubscription {
-    pub(crate) signal: Arc<ReleaseSignal>,
+    signal: Arc<ReleaseSignal>,
     _at_nodes: Vec<Subscription>,
 }
 
@@ -53,15 +53,22 @@ pub(crate) struct ReleaseWatch {
     seen: Vec<u64>,
 }
 
-/// A signal, and the number that one of its nodes has to it.
-pub(crate) type Subscriber = (Arc<ReleaseSignal>, usize);
+/// A subscriber of the releases of one lock at one node. Its messages may be late, repeated, lost or untrue:
+/// they are hints to try again.
+#[derive(Debug, Clone)]
+#[allow(unreachable_pub, reason = "simulated networks get it")]
+pub struct Subscriber {
+    signal: Arc<ReleaseSignal>,
+    /// The number of the node.
+    pub(crate) node: usize,
+}
 
-/// A subscription at one node; dropping it unsubscribes.
-pub(crate) struct Subscription(Option<Box<dyn FnOnce() + Send + Sync>>);
+/// A subscription at one node; dropping it calls this, which unsubscribes.
+pub(crate) struct Subscription(pub(crate) Box<dyn Fn() + Send + Sync>);
 
-/// The subscribers at an embedded node, by the name of the lock.
+/// The subscribers at one node, by the name of the lock.
 #[derive(Debug, Default)]
-pub(crate) struct Subscribers(Mutex<HashMap<Arc<[u8]>, Vec<Subscriber>>>);
+pub(crate) struct Subscribers(pub(crate) HashMap<Arc<[u8]>, Vec<Subscriber>>);
 
 impl ReleaseSignal {
     fn new(quorum: Quorum) -> Arc<Self> {
@@ -75,30 +82,39 @@ impl ReleaseSignal {
             changed: Notify::new(),
         })
     }
+}
 
-    /// Sets whether a node publishes releases to this process from now on.
-    pub(crate) fn set_subscribed(&self, node: usize, subscribed: bool) {
-        let mut published = self.published.lock();
-        let before = published.is_subscribed(self.majority);
+#[allow(unreachable_pub, reason = "simulated networks call it")]
+impl Subscriber {
+    /// Sets whether the node publishes releases from now on; initially it does not.
+    pub fn set_subscribed(&self, subscribed: bool) {
+        let signal = &self.signal;
+        let mut published = signal.published.lock();
+        let before = published.is_subscribed(signal.majority);
         if subscribed {
-            published.subscribed.insert(node);
+            published.subscribed.insert(self.node);
         } else {
-            published.subscribed.remove(node);
+            published.subscribed.remove(self.node);
         }
-        if before != published.is_subscribed(self.majority) {
+        if before != published.is_subscribed(signal.majority) {
             // The lock may have been released without a message to this process.
             published.messages.iter_mut().for_each(|count| *count += 1);
-            self.changed.notify_waiters();
+            signal.changed.notify_waiters();
         }
     }
 
-    /// Takes a node's message that the lock was released, sent to this many subscribers.
-    pub(crate) fn notify(&self, node: usize, subscribers: usize) {
-        let mut published = self.published.lock();
-        published.messages[node] += 1;
+    /// Reports a release that was published to this many processes, this one included.
+    pub fn notify(&self, subscribers: usize) {
+        let mut published = self.signal.published.lock();
+        published.messages[self.node] += 1;
         published.subscribers = subscribers;
         drop(published);
-        self.changed.notify_waiters();
+        self.signal.changed.notify_waiters();
+    }
+
+    /// Returns whether the other is the same, or one of the same signal at another node.
+    pub(crate) fn shares_signal(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.signal, &other.signal)
     }
 }
 
@@ -109,7 +125,10 @@ impl ReleaseSubscription {
         subscribe: impl FnMut(Subscriber) -> Option<Subscription>,
     ) -> Arc<Self> {
         let signal = ReleaseSignal::new(quorum);
-        let subscribers = (0..quorum.nodes()).map(|node| (Arc::clone(&signal), node));
+        let subscribers = (0..quorum.nodes()).map(|node| Subscriber {
+            signal: Arc::clone(&signal),
+            node,
+        });
         Arc::new(Self {
             _at_nodes: subscribers.filter_map(subscribe).collect(),
             signal,
@@ -178,55 +197,31 @@ impl Published {
     }
 }
 
-impl Subscription {
-    pub(crate) fn new(unsubscribe: impl FnOnce() + Send + Sync + 'static) -> Self {
-        Self(Some(Box::new(unsubscribe)))
-    }
-}
-
 impl Drop for Subscription {
     fn drop(&mut self) {
-        if let Some(unsubscribe) = self.0.take() {
-            unsubscribe();
-        }
+        (self.0)();
     }
 }
 
 opaque_debug! { Subscription }
 
 impl Subscribers {
-    /// Adds a signal, to which this node is number `node`. The subscription may outlive the node.
-    pub(crate) fn subscribe(
-        self: &Arc<Self>,
-        lock: &Arc<[u8]>,
-        (signal, node): Subscriber,
-    ) -> Subscription {
-        let mut signals = self.0.lock();
-        let of_lock = signals.entry(Arc::clone(lock)).or_default();
-        of_lock.push((Arc::clone(&signal), node));
-        drop(signals);
-        signal.set_subscribed(node, true);
-        let (from, lock) = (Arc::clone(self), Arc::clone(lock));
-        Subscription::new(move || from.unsubscribe(&lock, &signal))
+    pub(crate) fn add(&mut self, lock: &Arc<[u8]>, subscriber: Subscriber) {
+        self.0.entry(Arc::clone(lock)).or_default().push(subscriber);
     }
 
-    fn unsubscribe(&self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>) {
-        let mut signals = self.0.lock();
-        if let Some(of_lock) = signals.get_mut(lock) {
-            of_lock.retain(|(other, _)| !Arc::ptr_eq(other, signal));
-            if of_lock.is_empty() {
-                signals.remove(lock);
-            }
-        }
+    /// Removes a subscriber, and returns whether it was the last one of its lock.
+    pub(crate) fn remove(&mut self, lock: &[u8], subscriber: &Subscriber) -> bool {
+        let Some(of_lock) = self.0.get_mut(lock) else {
+            return false;
+        };
+        of_lock.retain(|other| !other.shares_signal(subscriber));
+        of_lock.is_empty() && self.0.remove(lock).is_some()
     }
 
-    /// Publishes the release of a lock, and returns the number of its subscribers.
-    pub(crate) fn publish(&self, lock: &Arc<[u8]>) -> usize {
-        let signals = self.0.lock().get(lock).cloned().unwrap_or_default();
-        for (signal, node) in &signals {
-            signal.notify(*node, signals.len());
-        }
-        signals.len()
+    /// Returns the subscribers of a lock.
+    pub(crate) fn of(&self, lock: &[u8]) -> &[Subscriber] {
+        self.0.get(lock).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -240,52 +235,55 @@ mod tests {
     #[cfg(shuttle)]
     mod schedules;
 
-    /// A subscription at so many nodes that publish nothing by themselves.
-    fn subscription(nodes: usize) -> Arc<ReleaseSubscription> {
-        ReleaseSubscription::new(Quorum::new(nodes).unwrap(), |_| None)
+    /// A subscription at so many nodes, and what they publish to.
+    fn subscription(nodes: usize) -> (Arc<ReleaseSubscription>, Vec<Subscriber>) {
+        let mut subscribers = Vec::new();
+        let subscription = ReleaseSubscription::new(Quorum::new(nodes).unwrap(), |subscriber| {
+            subscribers.push(subscriber);
+            None
+        });
+        (subscription, subscribers)
     }
 
     #[test]
     fn released_needs_messages_from_a_majority() {
-        let subscription = subscription(5);
-        let signal = &subscription.signal;
+        let (subscription, nodes) = subscription(5);
         let mut watch = ReleaseWatch::new(&subscription);
-        signal.notify(0, 4);
-        signal.notify(0, 4);
-        signal.notify(3, 4);
+        nodes[0].notify(4);
+        nodes[0].notify(4);
+        nodes[3].notify(4);
         let mut released = spawn(watch.released());
         assert_pending!(released.poll());
-        signal.notify(4, 4);
+        nodes[4].notify(4);
         assert!(released.is_woken());
         assert_ready_eq!(released.poll(), 4);
         drop(released);
-        signal.notify(2, 4);
-        signal.notify(1, 4);
+        nodes[2].notify(4);
+        nodes[1].notify(4);
         assert_pending!(spawn(watch.released()).poll());
-        signal.notify(2, 4);
+        nodes[2].notify(4);
         assert_pending!(spawn(watch.released()).poll());
-        signal.notify(3, 7);
+        nodes[3].notify(7);
         assert_ready_eq!(spawn(watch.released()).poll(), 7);
     }
 
     #[test]
     fn each_watch_sees_every_release_that_it_has_not_discarded() {
-        let subscription = subscription(3);
-        let signal = &subscription.signal;
+        let (subscription, nodes) = subscription(3);
         let mut watches = [(); 3].map(|()| ReleaseWatch::new(&subscription));
         let mut waiting = watches.each_mut().map(|watch| spawn(watch.released()));
         waiting
             .iter_mut()
             .for_each(|waiting| assert_pending!(waiting.poll()));
-        signal.notify(0, 3);
-        signal.notify(1, 3);
+        nodes[0].notify(3);
+        nodes[1].notify(3);
         for waiting in &mut waiting {
             assert!(waiting.is_woken());
             assert_ready_eq!(waiting.poll(), 3);
         }
         drop(waiting);
-        signal.notify(1, 3);
-        signal.notify(2, 3);
+        nodes[1].notify(3);
+        nodes[2].notify(3);
         let [one, other, third] = &mut watches;
         one.reset();
         assert_pending!(spawn(one.released()).poll());
@@ -295,46 +293,29 @@ mod tests {
 
     #[test]
     fn released_resolves_when_a_majority_becomes_subscribed() {
-        let subscription = subscription(3);
-        let signal = &subscription.signal;
+        let (subscription, nodes) = subscription(3);
         let [mut watch, other] = [(); 2].map(|()| ReleaseWatch::new(&subscription));
         let mut released = spawn(watch.released());
         assert_pending!(released.poll());
-        signal.set_subscribed(2, true);
+        nodes[2].set_subscribed(true);
         assert!(!other.is_subscribed());
         assert!(!released.is_woken());
-        signal.set_subscribed(0, true);
+        nodes[0].set_subscribed(true);
         assert!(other.is_subscribed());
         assert_ready_eq!(released.poll(), 1);
     }
 
     #[test]
     fn released_resolves_when_the_subscribed_majority_is_lost() {
-        let subscription = subscription(3);
-        let signal = &subscription.signal;
+        let (subscription, nodes) = subscription(3);
         let [mut watch, other] = [(); 2].map(|()| ReleaseWatch::new(&subscription));
-        (0..3).for_each(|node| signal.set_subscribed(node, true));
+        nodes.iter().for_each(|node| node.set_subscribed(true));
         assert_ready_eq!(spawn(watch.released()).poll(), 1);
         let mut released = spawn(watch.released());
-        signal.set_subscribed(0, false);
+        nodes[0].set_subscribed(false);
         assert_pending!(released.poll());
-        signal.set_subscribed(1, false);
+        nodes[1].set_subscribed(false);
         assert!(!other.is_subscribed());
         assert_ready_eq!(released.poll(), 1);
-    }
-
-    #[test]
-    fn publish_reaches_subscribers_until_their_subscriptions_are_dropped() {
-        let (subscribers, lock) = (Arc::new(Subscribers::default()), Arc::from(&b"k"[..]));
-        let subscriptions = [(); 2].map(|()| {
-            let subscribe = |subscriber| Some(subscribers.subscribe(&lock, subscriber));
-            ReleaseSubscription::new(Quorum::new(1).unwrap(), subscribe)
-        });
-        assert_eq!(subscribers.publish(&lock), 2);
-        let mut watch = ReleaseWatch::new(&subscriptions[1]);
-        assert_ready_eq!(spawn(watch.released()).poll(), 2);
-        drop((subscriptions, watch));
-        assert_eq!(subscribers.publish(&lock), 0);
-        assert!(subscribers.0.lock().is_empty());
     }
 }

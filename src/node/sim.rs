@@ -7,7 +7,8 @@ use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
-use crate::node::release_signal::{Subscriber, Subscription};
+pub use crate::node::release_signal::Subscriber as SimSubscriber;
+use crate::node::release_signal::Subscription;
 use crate::node::traits::Node;
 use crate::protocol::message::{Command, Reply};
 
@@ -30,25 +31,6 @@ pub trait SimNetwork: fmt::Debug + Send + Sync + 'static {
 
     /// Ends the subscription to the releases of a lock at a node. Returns at once.
     fn unsubscribe(&self, _node: usize, _lock: &Arc<[u8]>) {}
-}
-
-/// A subscriber of the releases of one lock at one node. Its messages may be late, repeated, lost or untrue:
-/// they are hints to try again.
-#[derive(Debug)]
-pub struct SimSubscriber(Subscriber);
-
-impl SimSubscriber {
-    /// Sets whether the node publishes releases from now on; initially it does not.
-    pub fn set_subscribed(&self, subscribed: bool) {
-        let Self((signal, node)) = self;
-        signal.set_subscribed(*node, subscribed);
-    }
-
-    /// Reports a release that was published to this many processes, this one included.
-    pub fn notify(&self, subscribers: usize) {
-        let Self((signal, node)) = self;
-        signal.notify(*node, subscribers);
-    }
 }
 
 /// A request in transit. Dropping it answers it with [`NodeFailure::Disconnected`].
@@ -114,10 +96,10 @@ impl Node for SimNode {
         self.network.carry(self.index, SimRequest(job));
     }
 
-    fn subscribe(&self, lock: &Arc<[u8]>, subscriber: Subscriber) -> Option<Subscription> {
-        let subscriber = SimSubscriber(subscriber);
+    fn subscribe(&self, lock: &Arc<[u8]>, subscriber: SimSubscriber) -> Option<Subscription> {
         self.network.subscribe(self.index, lock, subscriber);
         let (network, index, lock) = (Arc::clone(&self.network), self.index, Arc::clone(lock));
-        Some(Subscription::new(move || network.unsubscribe(index, &lock)))
+        let unsubscribe = move || network.unsubscribe(index, &lock);
+        Some(Subscription(Box::new(unsubscribe)))
     }
 }

@@ -9,14 +9,14 @@
 //!
 //! Invariants:
 //!
-//! * A signal counts as subscribed at this server from the confirmation of its `SUBSCRIBE` until the connection is
-//!   lost, so it never relies on a server that does not publish to it.
+//! * A subscriber counts as subscribed from the confirmation of its `SUBSCRIBE` until the connection is lost, so it never
+//!   relies on a server that does not publish to it.
 //! * Each request has one reply, in the order of the requests. Messages come in between.
 //! * A silent connection is detected by pings, at an interval that other commands do not extend.
 //!
 //! Without a connection, waiters poll the server as before; a lost message costs time only.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -30,15 +30,15 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::node::redis::describe::{describe_refusal, describe_timeout};
 use crate::node::redis::link::Link;
 use crate::node::redis::server::{ListenerCommand, RedisServer};
-use crate::node::release_signal::{ReleaseSignal, Subscriber, Subscription};
+use crate::node::release_signal::{Subscriber, Subscribers, Subscription};
 
 struct Listener {
     server: Arc<RedisServer>,
-    /// The signals of each lock, with the number of this server: that of the waiting callers, and those of watches.
-    signals: HashMap<Arc<[u8]>, Vec<Subscriber>>,
+    /// The subscribers of each lock: that of the waiting callers, and those of watches.
+    subscribers: Subscribers,
     link: Option<Link>,
-    /// The unanswered requests, oldest first: a subscription of this signal to this lock, or another.
-    requests: VecDeque<Option<(Arc<[u8]>, Arc<ReleaseSignal>)>>,
+    /// The unanswered requests, oldest first: a subscription to this lock, or another.
+    requests: VecDeque<Option<(Arc<[u8]>, Subscriber)>>,
     /// Whether there was no reply since the last ping.
     is_pinged: bool,
     /// When to ping the connection, to close it, or to open one.
@@ -58,25 +58,23 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// The number of commands that are written together.
 const MAX_BATCH: usize = 128;
 
-/// Subscribes a signal, to which this server is number `node`, to the releases of a lock.
+/// Subscribes to the releases of a lock.
 pub(super) fn subscribe(
     server: &Arc<RedisServer>,
     lock: &Arc<[u8]>,
-    (signal, node): Subscriber,
+    subscriber: Subscriber,
 ) -> Subscription {
     let (server, lock) = (Arc::clone(server), Arc::clone(lock));
-    send(
-        &server,
-        (Arc::clone(&lock), Arc::clone(&signal), Some(node)),
-    );
-    Subscription::new(move || send(&server, (lock, signal, None)))
+    let command = move |subscribes| (Arc::clone(&lock), subscriber.clone(), subscribes);
+    send(&server, command(true));
+    Subscription(Box::new(move || send(&server, command(false))))
 }
 
 fn send(server: &Arc<RedisServer>, command: ListenerCommand) {
     let mut commands = server.listener.lock();
     // Otherwise there is no task yet, or its home has ended. A subscription that ended with a task needs no new one.
     if let Err(mpsc::error::SendError(command)) = commands.send(command)
-        && command.2.is_some()
+        && command.2
     {
         let (sender, receiver) = mpsc::unbounded_channel();
         drop(sender.send(command));
@@ -91,7 +89,7 @@ impl Listener {
         let now = Instant::now();
         Self {
             server: Arc::clone(server),
-            signals: HashMap::new(),
+            subscribers: Subscribers::default(),
             link: None,
             requests: VecDeque::new(),
             is_pinged: false,
@@ -127,34 +125,30 @@ impl Listener {
 
     /// Executes commands in order.
     fn execute(&mut self, batch: &mut Vec<ListenerCommand>) {
-        for (lock, signal, node) in batch.drain(..) {
-            if let Some(node) = node {
-                self.subscribe(&lock, &signal);
-                self.signals.entry(lock).or_default().push((signal, node));
-            } else if let Some(signals) = self.signals.get_mut(&lock) {
-                signals.retain(|(other, _)| !Arc::ptr_eq(other, &signal));
+        for (lock, subscriber, subscribes) in batch.drain(..) {
+            if subscribes {
+                self.subscribe(&lock, &subscriber);
+                self.subscribers.add(&lock, subscriber);
+            } else if self.subscribers.remove(&lock, &subscriber) {
                 // Other subscriptions to the same lock stay.
-                if signals.is_empty() {
-                    self.signals.remove(&lock);
-                    self.send(cmd("UNSUBSCRIBE").arg(&*lock), None);
-                }
+                self.send(cmd("UNSUBSCRIBE").arg(&*lock), None);
             }
         }
         if self.link.is_none() {
             self.timer = self.rests_until;
-        } else if self.signals.is_empty() {
+        } else if self.subscribers.0.is_empty() {
             // The timer stays as it is: the connection of subscriptions that come and go may be dead.
             self.rests_until = Instant::now() + LINGER;
         }
     }
 
-    fn subscribe(&mut self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>) {
-        let subscription = (Arc::clone(lock), Arc::clone(signal));
+    fn subscribe(&mut self, lock: &Arc<[u8]>, subscriber: &Subscriber) {
+        let subscription = (Arc::clone(lock), subscriber.clone());
         self.send(cmd("SUBSCRIBE").arg(&**lock), Some(subscription));
     }
 
     /// Sends a request behind all earlier ones, if there is a connection.
-    fn send(&mut self, command: &Cmd, subscription: Option<(Arc<[u8]>, Arc<ReleaseSignal>)>) {
+    fn send(&mut self, command: &Cmd, subscription: Option<(Arc<[u8]>, Subscriber)>) {
         if let Some(link) = &mut self.link {
             let bytes = command.get_packed_command();
             link.send(1, |output| output.extend_from_slice(&bytes));
@@ -162,15 +156,10 @@ impl Listener {
         }
     }
 
-    /// Returns the signals of a lock, with the number of this server.
-    fn signals_of(&self, lock: &[u8]) -> impl Iterator<Item = &Subscriber> {
-        self.signals.get(lock).into_iter().flatten()
-    }
-
     async fn on_timer(&mut self) {
         let now = Instant::now();
         self.timer = now + KEEPALIVE;
-        let is_used = !self.signals.is_empty();
+        let is_used = !self.subscribers.0.is_empty();
         if self.link.is_none() {
             if is_used {
                 self.connect().await;
@@ -194,9 +183,9 @@ impl Listener {
                 self.link = Some(link);
                 self.requests.clear();
                 self.is_pinged = false;
-                for (lock, signals) in self.signals.clone() {
-                    for (signal, _) in signals {
-                        self.subscribe(&lock, &signal);
+                for (lock, subscribers) in self.subscribers.0.clone() {
+                    for subscriber in subscribers {
+                        self.subscribe(&lock, &subscriber);
                     }
                 }
             }
@@ -206,8 +195,8 @@ impl Listener {
 
     fn on_reply(&mut self, reply: &Value) {
         if let Some((lock, subscribers)) = read_release(reply) {
-            for (signal, node) in self.signals_of(lock) {
-                signal.notify(*node, subscribers);
+            for subscriber in self.subscribers.of(lock) {
+                subscriber.notify(subscribers);
             }
             return;
         }
@@ -222,11 +211,11 @@ impl Listener {
                     "redlock node refuses subscriptions to releases; waiters poll it"
                 );
             }
-            (Some(Some((lock, signal))), None) => {
-                // Each signal of the same lock waits for its own confirmation, and may be gone by then.
-                let mut signals = self.signals_of(&lock);
-                if let Some((_, node)) = signals.find(|(ours, _)| Arc::ptr_eq(ours, &signal)) {
-                    signal.set_subscribed(*node, true);
+            (Some(Some((lock, subscriber))), None) => {
+                // Each subscriber of the same lock waits for its own confirmation, and may be gone by then.
+                let mut of_lock = self.subscribers.of(&lock).iter();
+                if of_lock.any(|ours| ours.shares_signal(&subscriber)) {
+                    subscriber.set_subscribed(true);
                 }
             }
             (Some(_), _) => {}
@@ -246,8 +235,8 @@ impl Listener {
     }
 
     fn unsubscribe_all(&self) {
-        for (signal, node) in self.signals.values().flatten() {
-            signal.set_subscribed(*node, false);
+        for subscriber in self.subscribers.0.values().flatten() {
+            subscriber.set_subscribed(false);
         }
     }
 }
@@ -312,20 +301,23 @@ mod tests {
         });
         let mut task = Listener::new(&server());
         task.link = Some(Link::new(ours));
-        let subscription = ReleaseSubscription::new(Quorum::new(1).unwrap(), |_| None);
-        let signal = &subscription.signal;
+        let mut subscriber = None;
+        let subscription = ReleaseSubscription::new(Quorum::new(1).unwrap(), |ours| {
+            subscriber = Some(ours);
+            None
+        });
+        let subscriber = subscriber.unwrap();
         let lock = Arc::from(&b"k"[..]);
-        task.signals
-            .insert(Arc::clone(&lock), vec![(Arc::clone(signal), 0)]);
-        signal.set_subscribed(0, true);
+        task.subscribers.add(&lock, subscriber.clone());
+        subscriber.set_subscribed(true);
         let (commands, receiver) = mpsc::unbounded_channel();
         tokio::spawn(task.run(receiver));
         for _ in 0..8 {
             sleep(KEEPALIVE / 2).await;
-            let command = |node| (Arc::clone(&lock), Arc::clone(signal), node);
-            commands.send(command(None)).unwrap();
+            let command = |subscribes| (Arc::clone(&lock), subscriber.clone(), subscribes);
+            commands.send(command(false)).unwrap();
             sleep(KEEPALIVE / 10).await;
-            commands.send(command(Some(0))).unwrap();
+            commands.send(command(true)).unwrap();
         }
         assert!(!ReleaseWatch::new(&subscription).is_subscribed());
     }

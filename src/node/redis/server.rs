@@ -34,7 +34,7 @@ use crate::node::job::Job;
 use crate::node::redis::describe::PUBLISH_PERMISSIONS;
 use crate::node::redis::endpoint::{Connector, Endpoint};
 use crate::node::redis::guard::Guard;
-use crate::node::release_signal::ReleaseSignal;
+use crate::node::release_signal::Subscriber;
 use crate::node::traits::NodeState;
 use crate::node::{Mutex, Peers, telemetry};
 
@@ -64,8 +64,8 @@ pub(crate) struct RedisServer {
     has_warned: AtomicBool,
 }
 
-/// A lock, a signal to subscribe to it or to unsubscribe, and to subscribe the number of this server to the signal.
-pub(super) type ListenerCommand = (Arc<[u8]>, Arc<ReleaseSignal>, Option<usize>);
+/// A lock, a subscriber of its releases, and whether it subscribes or unsubscribes.
+pub(super) type ListenerCommand = (Arc<[u8]>, Subscriber, bool);
 
 /// What the lane last observed.
 #[derive(Default)]

@@ -6,9 +6,9 @@ use shuttle::thread::spawn;
 use super::*;
 use crate::node::sync::tests::{in_many_orders, join};
 
-fn publishing(subscription: &ReleaseSubscription, node: usize) -> shuttle::thread::JoinHandle<()> {
-    let signal = Arc::clone(&subscription.signal);
-    spawn(move || signal.notify(node, 2))
+fn publishing(node: &Subscriber) -> shuttle::thread::JoinHandle<()> {
+    let node = node.clone();
+    spawn(move || node.notify(2))
 }
 
 /// Invariant: each watch fires once a majority has published, also if it begins to wait meanwhile, and takes no message
@@ -16,14 +16,14 @@ fn publishing(subscription: &ReleaseSubscription, node: usize) -> shuttle::threa
 #[test]
 fn each_watch_hears_of_a_release_that_a_majority_publishes() {
     in_many_orders(|| {
-        let subscription = subscription(3);
+        let (subscription, nodes) = subscription(3);
         let watching = [(); 2].map(|()| {
             let mut watch = ReleaseWatch::new(&subscription);
             spawn(move || assert_eq!(block_on(watch.released()), 2))
         });
-        let nodes = [0, 2].map(|node| publishing(&subscription, node));
+        let publishing = [0, 2].map(|node| publishing(&nodes[node]));
         join(watching);
-        join(nodes);
+        join(publishing);
     });
 }
 
@@ -31,18 +31,18 @@ fn each_watch_hears_of_a_release_that_a_majority_publishes() {
 #[test]
 fn a_watch_that_is_reset_hears_of_the_next_release() {
     in_many_orders(|| {
-        let subscription = subscription(3);
+        let (subscription, nodes) = subscription(3);
         let mut watch = ReleaseWatch::new(&subscription);
-        subscription.signal.notify(0, 2);
-        subscription.signal.notify(1, 2);
+        nodes[0].notify(2);
+        nodes[1].notify(2);
         let resetting = spawn(move || {
             watch.reset();
             watch
         });
         let mut watch = resetting.join().unwrap();
-        let nodes = [0, 1].map(|node| publishing(&subscription, node));
+        let publishing = [0, 1].map(|node| publishing(&nodes[node]));
         assert_eq!(block_on(watch.released()), 2);
-        join(nodes);
+        join(publishing);
     });
 }
 
@@ -50,14 +50,14 @@ fn a_watch_that_is_reset_hears_of_the_next_release() {
 #[test]
 fn a_watch_hears_that_a_majority_is_subscribed() {
     in_many_orders(|| {
-        let subscription = subscription(3);
+        let (subscription, nodes) = subscription(3);
         let mut watch = ReleaseWatch::new(&subscription);
-        let nodes = [0, 1].map(|node| {
-            let signal = Arc::clone(&subscription.signal);
-            spawn(move || signal.set_subscribed(node, true))
+        let subscribing = [0, 1].map(|node| {
+            let node = nodes[node].clone();
+            spawn(move || node.set_subscribed(true))
         });
         block_on(watch.released());
         assert!(watch.is_subscribed());
-        join(nodes);
+        join(subscribing);
     });
 }
