@@ -50,9 +50,15 @@ pub(crate) mod layer;
 mod openapi;
 pub(crate) mod rejection;
 pub(crate) mod response;
+#[cfg(feature = "axum")]
 mod routed;
 mod service;
 pub(crate) mod token_header;
+#[cfg(not(feature = "axum"))]
+mod unrouted;
+
+#[cfg(not(feature = "axum"))]
+use unrouted as routed;
 
 pub use body::LockBody;
 pub use buffer::BufferBodyService;

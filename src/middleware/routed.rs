@@ -3,15 +3,16 @@
 //! axum runs `Router::layer` for its fallback too, and a request for a missing page is a 404, not a missing key.
 //! Any other request without a key is for a handler that must not run without its lock.
 
-#[cfg(feature = "axum")]
+use axum::Router;
+use axum::extract::{MatchedPath, NestedPath, OriginalUri, Request};
+use axum::routing::any;
 use futures_util::FutureExt;
+use http::StatusCode;
 use http::request::Parts;
+use tower::Service;
 
 /// Returns whether an axum router has looked at a request and matched no route.
-#[cfg(feature = "axum")]
 pub(crate) fn matched_no_route(parts: &Parts) -> bool {
-    use axum::extract::{MatchedPath, OriginalUri};
-
     let routed = parts.extensions.get::<OriginalUri>().is_some();
     let matched = parts.extensions.get::<MatchedPath>().is_some();
     routed && !matched && !is_in_nested_service(parts)
@@ -22,14 +23,7 @@ pub(crate) fn matched_no_route(parts: &Parts) -> bool {
 /// axum does not show the path of the nesting to layers around the nested service, but adds it in front of the
 /// matched paths further in. So this sends a request with the same extensions through a router of one route, and
 /// compares the matched path. It runs only for requests without a key and without a matched path.
-#[cfg(feature = "axum")]
 fn is_in_nested_service(parts: &Parts) -> bool {
-    use axum::Router;
-    use axum::extract::{MatchedPath, Request};
-    use axum::routing::any;
-    use http::StatusCode;
-    use tower::Service;
-
     let report = async |matched: MatchedPath| match matched.as_str() {
         "/" => StatusCode::NO_CONTENT,
         _ => StatusCode::OK,
@@ -43,31 +37,14 @@ fn is_in_nested_service(parts: &Parts) -> bool {
 }
 
 /// Returns the route that an axum router has matched, for the log.
-#[cfg(feature = "axum")]
 pub(crate) fn route_of(parts: &Parts) -> Option<&str> {
-    let matched = parts.extensions.get::<axum::extract::MatchedPath>()?;
+    let matched = parts.extensions.get::<MatchedPath>()?;
     Some(matched.as_str())
 }
 
 /// Returns how many segments of the path nested routers have taken off.
-#[cfg(feature = "axum")]
 pub(crate) fn nested_segments(parts: &Parts) -> usize {
-    let nested = parts.extensions.get::<axum::extract::NestedPath>();
+    let nested = parts.extensions.get::<NestedPath>();
     let nested = nested.map_or("", |nested| nested.as_str());
     nested.trim_end_matches('/').matches('/').count()
-}
-
-#[cfg(not(feature = "axum"))]
-pub(crate) fn nested_segments(_: &Parts) -> usize {
-    0
-}
-
-#[cfg(not(feature = "axum"))]
-pub(crate) fn route_of(_: &Parts) -> Option<&str> {
-    None
-}
-
-#[cfg(not(feature = "axum"))]
-pub(crate) fn matched_no_route(_: &Parts) -> bool {
-    false
 }
