@@ -3,8 +3,9 @@
 use std::mem;
 
 use http::Uri;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+use percent_encoding::{percent_decode_str, percent_encode};
 
+use crate::middleware::key::RESERVED;
 use crate::protocol::{LockKey, split_part};
 
 /// Returns the key that a request names behind `/locks/`. A captured path is decoded, and a slash within a part would be one
@@ -39,7 +40,7 @@ fn parts_of_path(path: &str) -> Vec<Vec<u8>> {
 
 /// Returns the path that names a key, percent-encoded.
 pub(super) fn path_of_key(key: &LockKey) -> String {
-    let encode = |part| percent_encode(part, SEGMENT).to_string();
+    let encode = |part| percent_encode(part, RESERVED).to_string();
     let (mut parts, mut rest) = (Vec::new(), key.as_bytes());
     while let Some((part, others)) = split_part(rest) {
         parts.push(part);
@@ -52,13 +53,6 @@ pub(super) fn path_of_key(key: &LockKey) -> String {
     }
     encode(key.as_bytes())
 }
-
-/// What stands for itself in a segment of a path: the unreserved characters of RFC 3986, section 2.3.
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,9 @@ use std::iter;
 
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, IF_MATCH};
 use http::request::Parts;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+use percent_encoding::{AsciiSet, percent_decode_str, percent_encode};
+
+use crate::middleware::key::RESERVED;
 
 /// Returns the bytes of the default fingerprint: method, paths, queries, the headers `If-Match`, `Content-Type` and
 /// `Content-Encoding`, and the body. Paths and queries are normalized (RFC 3986, section 6.2.2).
@@ -69,14 +71,7 @@ fn normalized(text: &str) -> String {
     normalized
 }
 
-/// All but the unreserved characters, which mean the same whether they are encoded or not (RFC 3986, section 2.3).
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
-
-/// The same without the slash.
+/// The reserved characters without the slash.
 const RESERVED_IN_PATHS: &AsciiSet = &RESERVED.remove(b'/');
 
 /// Returns what a request is sent to: its path, the target that the first router saw if that is another, and the

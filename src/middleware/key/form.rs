@@ -6,12 +6,19 @@
 use http::Method;
 use http::header::CONTENT_ENCODING;
 use http::request::Parts;
-use percent_encoding::percent_decode;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode};
 
 use crate::middleware::buffered::BufferedBody;
 use crate::middleware::key::extractor::{Described, KeyExtractor, named};
 use crate::middleware::response::media_type;
 use crate::protocol::{KeyError, LockKeys};
+
+/// All but the unreserved characters, which mean the same whether they are encoded or not (RFC 3986, section 2.3).
+pub(crate) const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 
 /// Takes the key from the query parameter `name`, decoded as a form field: `%41` and `A` are the
 /// same key, and so are `+` and `%20`.

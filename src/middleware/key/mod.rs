@@ -8,6 +8,7 @@ mod tests;
 
 pub(crate) use extractor::{Described, named, present};
 pub use extractor::{KeyExtractor, each, from_fn, literal};
+pub(crate) use form::RESERVED;
 #[cfg(feature = "json")]
 pub use form::json_pointer;
 pub use form::{form_field, query};
