@@ -22,7 +22,6 @@ use crate::protocol::{NodeSet, Quorum};
 /// What the nodes have published to this process about one lock.
 #[derive(Debug)]
 struct ReleaseSignal {
-    majority: usize,
     published: Mutex<Published>,
     // Not a watch channel, which wakes its receivers in an order by chance: a simulation could not be repeated.
     changed: Notify,
@@ -30,6 +29,7 @@ struct ReleaseSignal {
 
 #[derive(Debug)]
 struct Published {
+    majority: usize,
     /// The nodes at which this process is subscribed.
     subscribed: NodeSet,
     /// By node, the number of its messages.
@@ -70,36 +70,21 @@ pub(crate) struct Subscription(pub(crate) Box<dyn Fn() + Send + Sync>);
 #[derive(Debug, Default)]
 pub(crate) struct Subscribers(pub(crate) HashMap<Arc<[u8]>, Vec<Subscriber>>);
 
-impl ReleaseSignal {
-    fn new(quorum: Quorum) -> Arc<Self> {
-        Arc::new(Self {
-            majority: quorum.majority(),
-            published: Mutex::new(Published {
-                subscribed: NodeSet::default(),
-                messages: vec![0; quorum.nodes()],
-                subscribers: 1,
-            }),
-            changed: Notify::new(),
-        })
-    }
-}
-
 #[allow(unreachable_pub, reason = "simulated networks call it")]
 impl Subscriber {
     /// Sets whether the node publishes releases from now on; initially it does not.
     pub fn set_subscribed(&self, subscribed: bool) {
-        let signal = &self.signal;
-        let mut published = signal.published.lock();
-        let before = published.is_subscribed(signal.majority);
+        let mut published = self.signal.published.lock();
+        let before = published.is_subscribed();
         if subscribed {
             published.subscribed.insert(self.node);
         } else {
             published.subscribed.remove(self.node);
         }
-        if before != published.is_subscribed(signal.majority) {
+        if before != published.is_subscribed() {
             // The lock may have been released without a message to this process.
             published.messages.iter_mut().for_each(|count| *count += 1);
-            signal.changed.notify_waiters();
+            self.signal.changed.notify_waiters();
         }
     }
 
@@ -124,7 +109,15 @@ impl ReleaseSubscription {
         quorum: Quorum,
         subscribe: impl FnMut(Subscriber) -> Option<Subscription>,
     ) -> Arc<Self> {
-        let signal = ReleaseSignal::new(quorum);
+        let signal = Arc::new(ReleaseSignal {
+            published: Mutex::new(Published {
+                majority: quorum.majority(),
+                subscribed: NodeSet::default(),
+                messages: vec![0; quorum.nodes()],
+                subscribers: 1,
+            }),
+            changed: Notify::new(),
+        });
         let subscribers = (0..quorum.nodes()).map(|node| Subscriber {
             signal: Arc::clone(&signal),
             node,
@@ -159,8 +152,7 @@ impl ReleaseWatch {
 
     /// Returns whether a majority of the nodes would publish a release to this process.
     pub(crate) fn is_subscribed(&self) -> bool {
-        let signal = &self.subscription.signal;
-        signal.published.lock().is_subscribed(signal.majority)
+        self.subscription.signal.published.lock().is_subscribed()
     }
 
     /// Waits until a majority has published a release, and returns the number of subscribers.
@@ -175,7 +167,7 @@ impl ReleaseWatch {
             let changed = signal.changed.notified();
             {
                 let published = signal.published.lock();
-                if published.has_more(&self.seen, signal.majority) {
+                if published.has_more(&self.seen) {
                     self.seen.clone_from(&published.messages);
                     return published.subscribers;
                 }
@@ -186,14 +178,15 @@ impl ReleaseWatch {
 }
 
 impl Published {
-    fn is_subscribed(&self, majority: usize) -> bool {
-        self.subscribed.len() >= majority
+    /// Returns whether a majority of the nodes publishes releases to this process.
+    fn is_subscribed(&self) -> bool {
+        self.subscribed.len() >= self.majority
     }
 
     /// Returns whether a majority of the nodes has sent messages since these counts.
-    fn has_more(&self, seen: &[u64], majority: usize) -> bool {
+    fn has_more(&self, seen: &[u64]) -> bool {
         let counts = self.messages.iter().zip(seen);
-        counts.filter(|(count, seen)| count > seen).count() >= majority
+        counts.filter(|(count, seen)| count > seen).count() >= self.majority
     }
 }
 
