@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{
-    LockHandle, LockKeys, OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection,
-    RequestKind, key,
+    LockHandle, LockKeys, LockOptions, OnMissingKey, OnUnavailable, Redlock, RedlockLayer,
+    Rejection, RequestKind, key,
 };
 
 use crate::scripted_bodies::{TTL, layer, ok, post, redlock};
@@ -242,7 +242,9 @@ async fn on_unavailable_proceed_lets_requests_proceed_without_a_lock_for_want_of
     check(RedlockLayer::new(redlock.clone(), many), 400, "key-invalid").await;
     let guard = redlock.lock("resource").await.unwrap();
     check(layer(&redlock), 423, "lock-contended").await;
+    // Also if another function chooses the options.
     let busy = layer(&redlock).wait(TTL).max_waiters(1);
+    let busy = busy.options(|_| LockOptions::default());
     let waiting = proceeding(busy.clone());
     let mut first = pin!(call(&waiting, post()));
     assert!(futures_util::poll!(&mut first).is_pending());
