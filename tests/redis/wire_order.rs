@@ -207,7 +207,7 @@ async fn unsent_acquisition_is_not_released() {
         let only_released = owners.values().filter(|commands| !commands[0]).count();
         assert_eq!(only_released, 0, "of {}", owners.len());
         // How many a machine that stands still now and then puts into one pipeline is not known.
-        assert!(owners.len() >= 10, "{} were sent", owners.len());
+        assert!(owners.len() >= 3, "{} were sent", owners.len());
     }
 }
 
