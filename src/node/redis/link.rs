@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -12,7 +12,7 @@ use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisResult, Value, parse_redis_value, pipe};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::task::unconstrained;
 
 use crate::node::redis::describe::{describe, describe_refusal};
@@ -222,8 +222,11 @@ impl Socket {
 
     /// Reads more bytes from the stream.
     fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Arc<str>>> {
-        shrink(&mut self.input);
+        // Takes back the room of what was parsed, so that the capacity is that of the whole buffer.
         self.input.reserve(ROOM);
+        if self.input.is_empty() && self.input.capacity() > MAX_KEPT {
+            self.input = BytesMut::with_capacity(ROOM);
+        }
         let read = ready!(pin!(self.stream.read_buf(&mut self.input)).poll(context));
         Poll::Ready(match read {
             Ok(0) => Err("the server closed the connection".into()),
@@ -235,25 +238,24 @@ impl Socket {
         })
     }
 
-    /// Writes as much as the stream accepts.
+    /// Writes as much as the stream accepts. Not by `write_all_buf` of tokio, which clears a list of 64 slices for each piece.
     fn write(&mut self, output: &mut BytesMut, context: &mut Context<'_>) -> io::Result<()> {
-        match pin!(self.stream.write_all_buf(output)).poll(context) {
-            Poll::Ready(written) => written?,
-            Poll::Pending => return Ok(()),
+        while !output.is_empty() {
+            match Pin::new(&mut self.stream).poll_write(context, output)? {
+                Poll::Ready(0) => return Err(ErrorKind::WriteZero.into()),
+                Poll::Ready(written) if written < output.len() => output.advance(written),
+                // Something big has grown it.
+                Poll::Ready(_) if output.try_reclaim(MAX_KEPT) => *output = BytesMut::new(),
+                // Unlike an advance, leaves the room of what was written.
+                Poll::Ready(_) => output.clear(),
+                Poll::Pending => return Ok(()),
+            }
         }
-        shrink(output);
         // TLS has a buffer of its own.
         match Pin::new(&mut self.stream).poll_flush(context) {
             Poll::Ready(flushed) => flushed,
             Poll::Pending => Ok(()),
         }
-    }
-}
-
-/// Frees an empty buffer that something big has grown.
-fn shrink(buffer: &mut BytesMut) {
-    if buffer.is_empty() && buffer.try_reclaim(MAX_KEPT) {
-        *buffer = BytesMut::new();
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::BufMut;
 use deadpool_redis::redis::{RedisConnectionInfo, cmd};
-use tokio::io::{DuplexStream, ReadBuf, duplex};
+use tokio::io::{AsyncWriteExt, DuplexStream, ReadBuf, duplex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::coop::{consume_budget, has_budget_remaining};
 use tokio::time::timeout;
