@@ -355,7 +355,7 @@ impl LockRequest {
         let (spec, slot_table) = self.spec(group, keys, slots, join, span)?;
         let mut wait = self.wait_until(deadline, span);
         let permit = group.admit(&spec, &mut wait).await?;
-        let task = LockTask::new(spec, slot_table, permit, wait, span.enabled())?;
+        let task = LockTask::new(spec, slot_table, permit, wait, span.span.clone())?;
         Ok(task.acquire().await?)
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::field::{self, Empty};
+use tracing::level_filters::LevelFilter;
 use tracing::{Span, debug, info_span};
 
 use crate::lock::cluster::Cluster;
@@ -23,7 +24,7 @@ use crate::protocol::{FencingToken, Holder, LockKey, LockKeys};
 /// keys. Of several plain keys, none names the others.
 #[derive(Debug)]
 pub(crate) struct LockSpan {
-    span: Span,
+    pub(crate) span: Span,
     /// With the group that was asked last, if there are several.
     labels: Mutex<LockLabels>,
     /// When the lock was requested.
@@ -41,20 +42,23 @@ impl LockSpan {
     /// `log_keys` is set.
     pub(crate) fn new(label: Option<&'static str>, cluster: &Cluster, keys: &LockKeys) -> Self {
         let (resource, log_keys) = (label_of(label, keys), cluster.settings.log_keys);
-        let span = info_span!(
-            "redlock.lock",
-            resource,
-            group = Empty,
-            key = log_keys.then(|| field::debug(keys)),
-            outcome = Empty,
-            quorum.granted = Empty,
-            quorum.nodes = cluster.quorum.nodes(),
-            wait_ms = Empty,
-            hold_ms = Empty,
-            fencing_token = Empty,
-        );
+        // With its feature `log`, which axum enables, tracing would compute the fields, and log them, although nobody subscribes.
+        let span = (LevelFilter::current() >= LevelFilter::INFO).then(|| {
+            info_span!(
+                "redlock.lock",
+                resource,
+                group = Empty,
+                key = log_keys.then(|| field::debug(keys)),
+                outcome = Empty,
+                quorum.granted = Empty,
+                quorum.nodes = cluster.quorum.nodes(),
+                wait_ms = Empty,
+                hold_ms = Empty,
+                fencing_token = Empty,
+            )
+        });
         Self {
-            span,
+            span: span.unwrap_or_else(Span::none),
             labels: Mutex::new(LockLabels {
                 resource,
                 group: None,
@@ -63,14 +67,6 @@ impl LockSpan {
             waits_since: OnceLock::new(),
             end: ("lock abandoned", "abandoned", None),
             holder: None,
-        }
-    }
-
-    /// Returns the span; none in place of a disabled one, which would be logged with the feature `log` of tracing.
-    pub(crate) fn enabled(&self) -> Span {
-        match self.span.is_disabled() {
-            true => Span::none(),
-            false => self.span.clone(),
         }
     }
 

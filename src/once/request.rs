@@ -346,7 +346,7 @@ impl ExecuteOnce {
                 },
             ));
         }
-        let task = LockTask::new(spec, None, permit, wait, span.enabled())?;
+        let task = LockTask::new(spec, None, permit, wait, span.span.clone())?;
         Ok(Execution(task.acquire().await?))
     }
 

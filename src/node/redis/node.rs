@@ -16,6 +16,7 @@ use deadpool::managed::{Object, PoolError};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::field::Empty;
+use tracing::level_filters::LevelFilter;
 use tracing::trace_span;
 
 use crate::node::failure::NodeFailure;
@@ -44,6 +45,10 @@ impl RedisNode {
 
     /// Opens the span of a request, within that of its lock, unless it is disabled. Its fields have the names of OpenTelemetry.
     fn open_span(&self, job: &mut Job) {
+        // With its feature `log`, which axum enables, tracing would compute the fields although nobody subscribes.
+        if LevelFilter::current() < LevelFilter::TRACE {
+            return;
+        }
         let host_and_port = || {
             let (host, port) = self.server.name.rsplit_once(':')?;
             Some((host, port.parse::<u16>().ok()?))
