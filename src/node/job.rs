@@ -501,6 +501,10 @@ impl VoteSender {
         if channel.phase.load(Ordering::Relaxed) == CLOSED {
             return;
         }
+        if queue.votes.is_empty() {
+            // At once for a whole phase.
+            queue.votes.reserve(channel.names.len());
+        }
         queue.votes.push_back(Vote {
             node: self.node,
             phase: self.phase,
