@@ -112,12 +112,13 @@ impl Calls {
             let has_room = call.jobs.len() < MAX_JOBS && call.bytes + bytes <= MAX_BYTES;
             // Jobs that are alike can share calls, or none of them can.
             let is_like = |other: &Job| other.encoded(check).is_like(encoded);
-            let joins = |first: &Job| is_shareable && has_room && is_like(first);
-            call.jobs.first().is_none_or(joins)
+            has_room && call.jobs.first().is_some_and(is_like)
         };
+        let used = self.run.partition_point(|call| !call.jobs.is_empty());
         // Any call of the run, not only the last: its jobs are on different keys, so their order is free. The first that fits
         // keeps jobs of one kind in the order of submission. If none does, an empty one behind them.
-        let place = self.run.iter().position(fits).unwrap_or(self.run.len());
+        let found = is_shareable.then(|| self.run[..used].iter().position(fits));
+        let place = found.flatten().unwrap_or(used);
         if place == self.run.len() {
             self.run.push(OpenCall::default());
         }
