@@ -1,16 +1,20 @@
-//! Takes a given number of locks on embedded nodes, for `benches/instructions.sh` to count instructions.
+//! Takes a given number of locks on embedded nodes or on servers, for `benches/instructions.sh` to count instructions.
 
 use std::convert::Infallible;
 use std::env;
 use std::pin::pin;
+use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt, Empty};
+use support::Cluster;
 use tokio::runtime::Builder;
+use tokio::task::spawn;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_redlock::{NodeGroup, Redlock, RedlockLayer, key};
+use tower_redlock::{NodeGroup, Redlock, RedlockLayer, RestartGuard, key};
 
 fn main() {
     let args: Vec<String> = env::args().collect();
@@ -24,11 +28,19 @@ fn main() {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("the runtime starts");
     runtime.block_on(async {
-        let builder = (0..groups).fold(Redlock::builder(), |builder, _| {
+        let builder = Redlock::builder().fencing(fencing == "on");
+        if user == "servers" {
+            let servers = Cluster::start(NODES);
+            let builder = builder.urls(servers.urls());
+            // Fresh servers refuse locks at first; and valgrind is slow.
+            let builder = builder.restart_guard(RestartGuard::Off);
+            let built = builder.node_timeout(Duration::from_secs(2)).build();
+            return take_locks_together(&built.expect("the settings are valid"), locks).await;
+        }
+        let builder = (0..groups).fold(builder, |builder, _| {
             builder.node_group(NodeGroup::new().embedded(NODES))
         });
-        let redlock = builder.fencing(fencing == "on").build();
-        let redlock = redlock.expect("the settings are valid");
+        let redlock = builder.build().expect("the settings are valid");
         match user.as_str() {
             "layer" => send_requests(&redlock, locks).await,
             _ => take_locks(&redlock, locks).await,
@@ -39,12 +51,30 @@ fn main() {
 /// The nodes of each group.
 const NODES: usize = 5;
 
+/// The tasks that lock on servers at once.
+const TASKS: u32 = 64;
+
 async fn take_locks(redlock: &Redlock, locks: u32) {
     for _ in 0..locks {
-        let guard = redlock.try_lock("instructions").await;
-        let released = guard.expect("the lock is free").release().await;
-        released.expect("embedded nodes always answer");
+        take_lock(redlock, "instructions").await;
     }
+}
+
+/// Takes one lock in each of many tasks, which share the connections, again and again.
+async fn take_locks_together(redlock: &Redlock, locks: u32) {
+    for _ in 0..locks / TASKS {
+        let tasks = (0..TASKS).map(|task| {
+            let redlock = redlock.clone();
+            spawn(async move { take_lock(&redlock, &format!("instructions {task}")).await })
+        });
+        try_join_all(tasks).await.expect("no task panics");
+    }
+}
+
+async fn take_lock(redlock: &Redlock, key: &str) {
+    let guard = redlock.try_lock(key).await;
+    let released = guard.expect("the lock is free").release().await;
+    released.expect("all nodes answer");
 }
 
 /// Sends requests through a layer around a handler that answers at once, and reads the responses to their end.

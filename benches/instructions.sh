@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Prints how many instructions one uncontended lock takes on five embedded nodes, fencing off and on, and over several
-# groups of five, and how many one request takes through a layer around a handler that answers at once. The count does
-# not depend on how busy the machine is; it needs valgrind.
+# groups of five, how many one request takes through a layer around a handler that answers at once, and how many of this
+# process a lock takes on five servers, of 64 tasks that lock at once. The count does not depend on how busy the machine
+# is, but on servers by about a hundredth; it needs valgrind.
 #
 #   benches/instructions.sh             1, 4, 16 and 64 groups
 #   benches/instructions.sh 1 2         these numbers of groups
@@ -9,7 +10,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-few=500 many=1500
+# Multiples of 64.
+few=640 many=1920
 
 main() {
     local program fencing groups lock request
@@ -25,6 +27,8 @@ main() {
         request="$(instructions layer "$fencing" 1)"
         printf 'fencing %-3s  layer: %d instructions per request, %d above its lock\n' \
             "$fencing" "$request" $((request - lock))
+        lock="$(many=6400 instructions servers "$fencing" 1)"
+        printf 'fencing %-3s  servers: %d instructions per lock\n' "$fencing" "$lock"
     done
 }
 
