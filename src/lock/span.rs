@@ -42,7 +42,7 @@ impl LockSpan {
     /// `log_keys` is set.
     pub(crate) fn new(label: Option<&'static str>, cluster: &Cluster, keys: &LockKeys) -> Self {
         let (resource, log_keys) = (label_of(label, keys), cluster.settings.log_keys);
-        // With its feature `log`, which axum enables, tracing would compute the fields, and log them, although nobody subscribes.
+        // With its feature `log`, which axum enables, tracing computes the fields, and logs them, also without a subscriber.
         let span = (LevelFilter::current() >= LevelFilter::INFO).then(|| {
             info_span!(
                 "redlock.lock",

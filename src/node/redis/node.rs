@@ -45,7 +45,7 @@ impl RedisNode {
 
     /// Opens the span of a request, within that of its lock, unless it is disabled. Its fields have the names of OpenTelemetry.
     fn open_span(&self, job: &mut Job) {
-        // With its feature `log`, which axum enables, tracing would compute the fields although nobody subscribes.
+        // With its feature `log`, which axum enables, tracing computes the fields also without a subscriber.
         if LevelFilter::current() < LevelFilter::TRACE {
             return;
         }
