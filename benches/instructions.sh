@@ -2,7 +2,7 @@
 # Prints how many instructions one uncontended lock takes on five embedded nodes, fencing off and on, and over several
 # groups of five, how many one request takes through a layer around a handler that answers at once, and how many of this
 # process a lock takes on five servers, of 64 tasks that lock at once. The count does not depend on how busy the machine
-# is, but on servers by about a hundredth; it needs valgrind.
+# is, but on servers, where batches differ, by some hundredths; it needs valgrind.
 #
 #   benches/instructions.sh             1, 4, 16 and 64 groups
 #   benches/instructions.sh 1 2         these numbers of groups
