@@ -1,10 +1,14 @@
 //! The spans of requests to nodes, with the names of OpenTelemetry.
 
-use support::{Deadline, Log, RedisServer, ms, secs};
+use std::env;
+
+use support::{ChildProcess, Deadline, Log, RedisServer, ms, secs};
 use tower_redlock::Redlock;
 use tracing::Level;
 
-use crate::patient::builder;
+use crate::patient::{LONGEST, builder};
+
+const URL: &str = "UNSUBSCRIBED_URL";
 
 fn redlock(server: &RedisServer) -> Redlock {
     builder([server.url()]).build().unwrap()
@@ -48,4 +52,48 @@ async fn request_to_a_node_has_no_span_below_trace() {
     let text = log.text();
     let is_quiet = text.contains("lock acquired") && !text.contains("redlock.node");
     assert!(is_quiet, "{text}");
+}
+
+/// Without a subscriber, tracing passes to the crate `log` what is told, and the fields of spans, which are to be computed for
+/// that. Only a process of its own has no subscriber of another test.
+#[tokio::test]
+async fn fields_of_spans_are_not_computed_without_a_subscriber() {
+    let server = RedisServer::start();
+    let (url, test) = (server.url(), "node_spans::process_without_a_subscriber");
+    let test = ["--exact", test, "--nocapture"];
+    let mut process = ChildProcess::start(env::current_exe().unwrap(), &test, &[(URL, &url)]);
+    let status = process.wait(LONGEST);
+    assert!(status.success(), "{}", process.stderr());
+    // A filter that no test has, and a test that does nothing, are successes too.
+    let logged = process.stdout();
+    assert!(logged.contains("lock acquired"), "{logged}");
+    assert!(logged.contains("span of this test; n=3"), "{logged}");
+    assert!(!logged.contains("redlock.lock;"), "{logged}");
+    assert!(!logged.contains("redlock.node;"), "{logged}");
+}
+
+/// Does nothing but in the process of the test above.
+#[tokio::test]
+async fn process_without_a_subscriber() {
+    struct Printed;
+
+    impl log::Log for Printed {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            println!("{}", record.args());
+        }
+
+        fn flush(&self) {}
+    }
+
+    let Ok(url) = env::var(URL) else { return };
+    log::set_logger(&Printed).unwrap();
+    log::set_max_level(log::LevelFilter::Trace);
+    drop(tracing::info_span!("span of this test", n = 3));
+    let redlock = builder([url]).build().unwrap();
+    let guard = redlock.lock("k").await.unwrap();
+    guard.release().await.unwrap();
 }
