@@ -1,11 +1,14 @@
-//! The workflow of each change: its jobs together run all steps of `.ci/run`.
+//! The workflows of each change and of each week: their jobs together run all steps of `.ci/run` and `.ci/weekly`.
 
 use crate::read;
 
 #[test]
-fn every_step_of_a_change_has_a_job() {
-    let forgotten = forgotten(&read(".ci/run"), &read(".github/workflows/ci.yml"));
-    assert!(forgotten.is_empty(), "no job runs {forgotten:?}");
+fn every_step_has_a_job() {
+    for (script, workflow) in [("run", "ci"), ("weekly", "weekly")] {
+        let workflow = read(&format!(".github/workflows/{workflow}.yml"));
+        let forgotten = forgotten(&read(&format!(".ci/{script}")), &workflow);
+        assert!(forgotten.is_empty(), "no job runs {forgotten:?}");
+    }
 }
 
 /// The steps of a script that the matrix of a workflow does not name.
