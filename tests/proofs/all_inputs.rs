@@ -80,6 +80,32 @@ fn left_of(ttl: Duration, elapsed: Duration) -> Option<u128> {
 }
 
 #[test]
+fn validity_of_every_short_ttl_is_exact_to_the_nanosecond() {
+    let tick = Duration::from_nanos(1);
+    let mut valid = 0;
+    let mut check = |ttl, elapsed| {
+        let left = validity::remaining(ttl, elapsed).map(|left| left.as_nanos());
+        assert_eq!(left, left_of(ttl, elapsed), "{ttl:?} {elapsed:?}");
+        valid += u32::from(left.is_some());
+    };
+    for ttl in (0..=200).map(ms) {
+        for elapsed in (0..=200).map(ms) {
+            for elapsed in [elapsed.saturating_sub(tick), elapsed, elapsed + tick] {
+                check(ttl, elapsed);
+            }
+        }
+        // The last instant at which it is valid, and the next.
+        let lifetime = validity::lifetime(ttl).unwrap_or(tick);
+        check(ttl, lifetime - tick);
+        check(ttl, lifetime);
+    }
+    for [ttl, elapsed] in tuples(&edges()) {
+        check(ttl, elapsed);
+    }
+    assert!(valid > 10_000, "{valid}");
+}
+
+#[test]
 fn every_fencing_token_keeps_its_value_and_order_in_each_encoding() {
     let max = FencingToken::MAX.as_u64();
     let numbers = (0..2_000).chain(max - 2_000..=max + 2_000).chain(NUMBERS);
@@ -205,18 +231,20 @@ fn retry_after_of_every_refusal_is_a_whole_second_at_least() {
         value.parse::<u64>().unwrap()
     };
     assert_eq!(header(Rejection::InProgress), 1);
+    let contended = |left| Rejection::Contended {
+        status: StatusCode::LOCKED,
+        retry_after: Some(left),
+        holder: None,
+    };
+    for millis in 0..62_000 {
+        let seconds = header(contended(ms(millis)));
+        assert_eq!(seconds, millis.div_ceil(1_000).clamp(1, 60), "{millis} ms");
+    }
     for left in edges() {
-        let retry_after = Some(left);
-        let status = StatusCode::LOCKED;
-        let holder = None;
-        for rejection in [
-            Rejection::Contended {
-                status,
-                retry_after,
-                holder,
-            },
-            Rejection::TooManyConcurrent { retry_after },
-        ] {
+        let too_many = Rejection::TooManyConcurrent {
+            retry_after: Some(left),
+        };
+        for rejection in [contended(left), too_many] {
             let seconds = header(rejection);
             assert!((1..=60).contains(&seconds), "{left:?}: {seconds}");
             assert!(secs(seconds) >= left.min(secs(60)), "{left:?}: {seconds}");
@@ -286,6 +314,20 @@ fn client_waits_as_both_forms_of_retry_after_say_and_not_for_the_past() {
         let found = decision(value.as_bytes(), date);
         assert_eq!(found, expected, "{value} {date:?}");
     }
+}
+
+#[test]
+fn client_reads_every_short_retry_after_as_seconds_or_as_nothing() {
+    let mut waits = 0;
+    for word in words(b"019+-. ", 4) {
+        let text = str::from_utf8(&word).unwrap().trim();
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let seconds = if is_number { text.parse().unwrap() } else { 0 };
+        let expected = Some(Decision::SendAgain(secs(seconds)));
+        assert_eq!(decision(&word, None), expected, "{text:?}");
+        waits += u32::from(seconds > 0);
+    }
+    assert!(waits > 100, "{waits}");
 }
 
 #[tokio::test(start_paused = true)]
