@@ -16,12 +16,7 @@ set -euo pipefail
 root="${TOWER_REDLOCK_PACKAGE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}"
 
 main() {
-    for tool in cargo curl redis-server awk; do
-        if ! command -v "$tool" >/dev/null; then
-            not_run "the pages of the guide: $tool is missing"
-            return
-        fi
-    done
+    has_tools "the pages of the guide" cargo curl awk || return 0
     work="$(mktemp -d)"
     trap clean_up EXIT
     export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_TERM_COLOR=never RUST_BACKTRACE=0
@@ -39,6 +34,17 @@ main() {
             README.md) paste "$page" ;;
             *) follow "$page" ;;
         esac
+    done
+}
+
+has_tools() {
+    local what="$1" tool
+    shift
+    for tool in "$@"; do
+        if ! command -v "$tool" >/dev/null; then
+            not_run "$what: $tool is missing"
+            return 1
+        fi
     done
 }
 
@@ -79,6 +85,7 @@ paste() {
 
 follow() {
     local page="$1" started="$SECONDS"
+    has_tools "$page" redis-server || return 0
     steps="$work/$(basename "$page" .md)"
     mkdir -p "$steps/empty"
     printf '%s\n' "$steps/empty" >"$steps/folder"

@@ -28,15 +28,17 @@ main() {
         cargo check --examples
         cargo check --examples --features json,test-util,unstable-protocol
     )
-    TOWER_REDLOCK_PACKAGE="$package" tests/getting_started.sh README.md
+    TOWER_REDLOCK_PACKAGE="$package" TOWER_REDLOCK_NOT_RUN="$work/not_run" tests/getting_started.sh README.md
+    [ ! -e "$work/not_run" ] || fail "the programs of the README did not run"
 }
 
 # The page of the registry resolves relative links against `repository`, and a reader of the package within it.
 readme_leads_somewhere() {
-    local link view repository
+    local links link view repository
     repository="$(sed -n 's/^repository = "\(.*\)"$/\1/p' "$package/Cargo.toml")"
     [ -n "$repository" ] || printf 'NOT RUN: links of the README in the repository: Cargo.toml has no address of it\n'
-    for link in $(grep -oE '(\]\(|^\[[^]]+\]: )[^)]+' "$package/README.md" | sed -E 's/.*(\]\(|\]: )//'); do
+    links="$(grep -oE '(\]\(|^\[[^]]+\]: )[^)]+' "$package/README.md" | sed -E 's/.*(\]\(|\]: )//')"
+    for link in $links; do
         case "$link" in
             https://*) continue ;;
             *.png | *.svg) view=raw ;;
