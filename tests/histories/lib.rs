@@ -13,10 +13,14 @@
 //!
 //! # The format
 //!
-//! One operation a line, as Jepsen's histories are: `{"process":3,"type":"invoke","f":"acquire","key":"a","value":null,
-//! "time":1500}`. `time` is in nanoseconds. The type `ok` of an `acquire` has the token as its `value`, or `"shared"`;
-//! `info` of a `release` says that it may take effect at any later time, so each lock has a process of its own. A lock on
-//! several keys has one for each. Requests that were refused are left out: a refusal says nothing of the register.
+//! One operation a line, as Jepsen's histories are: `{"process":6,"type":"invoke","f":"acquire","key":"a","value":null,
+//! "time":1500}`. `time` is in nanoseconds; the lines are in the order in which the checker takes them, so what happens at the
+//! same time is concurrent. A lock on several keys has operations for each of them.
+//!
+//! * `acquire` is `ok` with its token as `value`, or `"shared"`; it is `fail` for a caller that was refused, and `info` for
+//!   one that went away before its answer.
+//! * `release` is always `info`: it may take effect at any later time. So it has a process of its own.
+//! * `number` takes the place of both where clocks jump, so that validity proves nothing. Only the order of tokens counts.
 
 #![allow(
     missing_docs,
@@ -36,7 +40,7 @@ use serde_json::{Value, json};
 use todc_utils::Action::{Call, Response};
 use todc_utils::{Action, Specification, WGLChecker};
 
-pub use traces::not_of_the_model;
+pub use traces::{allows, is_granted, not_of_the_model};
 
 /// A lock on one key, as its holder saw it. Times are since the beginning of the history.
 #[derive(Debug, Clone)]
@@ -50,6 +54,16 @@ pub struct Hold {
     pub valid_until: Option<Duration>,
 }
 
+/// A request for a lock on one key that its caller did not get.
+#[derive(Debug, Clone)]
+pub struct Miss {
+    pub key: String,
+    pub asked: Duration,
+    pub answered: Duration,
+    /// Otherwise its caller went away before.
+    pub is_refused: bool,
+}
+
 /// Returns the keys whose history is not linearizable. Without `exclusive`, only the order of the tokens counts.
 pub fn not_linearizable(holds: &[Hold], exclusive: bool) -> Vec<&str> {
     let mut by_key: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
@@ -60,7 +74,9 @@ pub fn not_linearizable(holds: &[Hold], exclusive: bool) -> Vec<&str> {
         by_key.entry(&hold.key).or_default().push(hold);
     }
     let is_wrong = |part: &[&Hold]| {
-        let history = todc_utils::History::from_actions(actions(part, exclusive));
+        let actions = actions(part, exclusive).into_iter();
+        let actions = actions.map(|(_, _, process, action)| (process, action));
+        let history = todc_utils::History::from_actions(actions.collect());
         !WGLChecker::<Register>::is_linearizable(history)
     };
     let mut wrong = Vec::new();
@@ -80,29 +96,71 @@ pub fn not_linearizable(holds: &[Hold], exclusive: bool) -> Vec<&str> {
 const PART: usize = 400;
 
 /// Writes a history into the folder that `TOWER_REDLOCK_HISTORIES` names, if it names one.
-pub fn write(name: &str, holds: &[Hold]) {
+pub fn write(name: &str, holds: &[Hold], misses: &[Miss], exclusive: bool) {
     let Some(folder) = std::env::var_os("TOWER_REDLOCK_HISTORIES") else {
         return;
     };
-    let mut lines: Vec<(Duration, Value)> = Vec::new();
-    for (process, hold) in holds.iter().enumerate() {
-        let mut line = |kind, f, value, time: Duration| {
-            let nanos = u64::try_from(time.as_nanos()).expect("a test takes less than centuries");
-            let key = &hold.key;
-            let op = json!({ "process": process, "type": kind, "f": f, "key": key, "value": value, "time": nanos });
-            lines.push((time, op));
-        };
-        let token = hold.token.map_or_else(|| json!("shared"), Value::from);
-        line("invoke", "acquire", Value::Null, hold.asked);
-        line("ok", "acquire", token.clone(), hold.granted);
-        let end = hold.end().max(hold.granted);
-        line("invoke", "release", token.clone(), end);
-        line("info", "release", token, end);
-    }
-    lines.sort_by_key(|(time, _)| *time);
-    let text: String = lines.iter().map(|(_, op)| format!("{op}\n")).collect();
     fs::create_dir_all(&folder).expect("the folder for histories can be made");
+    let text = lines(holds, misses, exclusive);
     fs::write(Path::new(&folder).join(name), text).expect("a history can be written");
+}
+
+fn lines(holds: &[Hold], misses: &[Miss], exclusive: bool) -> String {
+    let mut lines = Vec::new();
+    let mut add = |time: Duration, is_response: bool, process: usize, key: &str, what, value| {
+        let (kind, f): (&str, &str) = what;
+        let nanos = u64::try_from(time.as_nanos()).expect("a test takes less than centuries");
+        let op = json!({ "process": process, "type": kind, "f": f, "key": key, "value": value, "time": nanos });
+        lines.push(((time, is_response), format!("{op}\n")));
+    };
+    let all: Vec<&Hold> = holds.iter().collect();
+    for (time, is_response, process, action) in actions(&all, exclusive) {
+        let hold = &holds[process / 2];
+        let (Call(operation) | Response(operation)) = action;
+        let token = || hold.token.map_or_else(|| json!("shared"), Value::from);
+        let f = match operation {
+            Operation::Acquire(_) => "acquire",
+            Operation::Number(_) => "number",
+            // Its response comes at the end of all time.
+            Operation::Release(_) | Operation::Leave(_) => {
+                let kind = if is_response { "info" } else { "invoke" };
+                add(
+                    hold.end(),
+                    is_response,
+                    process,
+                    &hold.key,
+                    (kind, "release"),
+                    token(),
+                );
+                continue;
+            }
+        };
+        let (kind, value) = match is_response {
+            false => ("invoke", Value::Null),
+            true => ("ok", token()),
+        };
+        add(time, is_response, process, &hold.key, (kind, f), value);
+    }
+    for (process, miss) in (2 * holds.len()..).zip(misses) {
+        let mut acquire = |time, is_response, kind| {
+            add(
+                time,
+                is_response,
+                process,
+                &miss.key,
+                (kind, "acquire"),
+                Value::Null,
+            );
+        };
+        acquire(miss.asked, false, "invoke");
+        acquire(
+            miss.answered,
+            true,
+            if miss.is_refused { "fail" } else { "info" },
+        );
+    }
+    lines.sort_by_key(|(place, _)| *place);
+    lines.into_iter().map(|(_, line)| line).collect()
 }
 
 impl Hold {
@@ -112,8 +170,9 @@ impl Hold {
     }
 }
 
-/// Returns the calls and responses, in the order of their times. What happens at the same time is concurrent.
-fn actions(holds: &[&Hold], exclusive: bool) -> Vec<(usize, Action<Operation>)> {
+/// Returns the calls and responses with their times and whether they are responses, in their order. What happens at the same
+/// time is concurrent. The processes of a lock are twice its number, and the next.
+fn actions(holds: &[&Hold], exclusive: bool) -> Vec<(Duration, bool, usize, Action<Operation>)> {
     let mut actions = Vec::new();
     let mut readers: Vec<usize> = (0..holds.len())
         .filter(|number| holds[*number].token.is_none())
@@ -131,7 +190,7 @@ fn actions(holds: &[&Hold], exclusive: bool) -> Vec<(usize, Action<Operation>)> 
         };
         let bounds = [hold.asked, hold.granted];
         if let (Some(token), false) = (hold.token, exclusive) {
-            add(number, Operation::Number(token), bounds);
+            add(2 * number, Operation::Number(token), bounds);
             continue;
         }
         add(2 * number, Operation::Acquire(hold.token), bounds);
@@ -143,10 +202,7 @@ fn actions(holds: &[&Hold], exclusive: bool) -> Vec<(usize, Action<Operation>)> 
         add(2 * number + 1, release, end);
     }
     actions.sort_by_key(|(time, is_response, ..)| (*time, *is_response));
-    let actions = actions.into_iter();
     actions
-        .map(|(_, _, process, action)| (process, action))
-        .collect()
 }
 
 /// What is done to the register. Readers have no token.
@@ -230,8 +286,55 @@ mod tests {
         }
     }
 
+    /// What the checker says, also of what is written for others.
     fn is_right(holds: &[Hold]) -> bool {
-        not_linearizable(holds, true).is_empty()
+        let is_right = not_linearizable(holds, true).is_empty();
+        let misses = [(0, true), (3, false)].map(|(at, is_refused)| Miss {
+            key: "k".to_owned(),
+            asked: Duration::from_millis(at),
+            answered: Duration::from_millis(at + 4),
+            is_refused,
+        });
+        if holds.len() < PART {
+            let written = lines(holds, &misses, true);
+            assert_eq!(is_linearizable(&written), is_right, "{written}");
+        }
+        is_right
+    }
+
+    /// What the checker says of a written history, without those who got no lock.
+    fn is_linearizable(text: &str) -> bool {
+        let ops = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        let ops: Vec<Value> = ops.collect();
+        let answer_to = |op: &Value| {
+            let answers = ops.iter().filter(|other| other["type"] != "invoke");
+            let mut answers = answers.filter(|other| other["process"] == op["process"]);
+            answers.next().expect("each has an answer")
+        };
+        let is_right = |key: &str| {
+            let (mut actions, mut unanswered, mut leaving) = (Vec::new(), Vec::new(), 0);
+            for op in ops.iter().filter(|op| op["key"] == key) {
+                let answer = answer_to(op);
+                let operation = match (op["f"].as_str().unwrap(), answer["value"].as_u64()) {
+                    ("acquire", _) if answer["type"] != "ok" => continue,
+                    ("acquire", token) => Operation::Acquire(token),
+                    (_, Some(token)) => Operation::Release(token),
+                    (_, None) => Operation::Leave(leaving),
+                };
+                let process = op["process"].as_u64().unwrap().try_into().unwrap();
+                match op["type"].as_str().unwrap() {
+                    "invoke" => actions.push((process, Call(operation))),
+                    "ok" => actions.push((process, Response(operation))),
+                    _ => {
+                        leaving += u32::from(matches!(operation, Operation::Leave(_)));
+                        unanswered.push((process, Response(operation)));
+                    }
+                }
+            }
+            actions.append(&mut unanswered);
+            WGLChecker::<Register>::is_linearizable(todc_utils::History::from_actions(actions))
+        };
+        ops.iter().all(|op| is_right(op["key"].as_str().unwrap()))
     }
 
     #[test]
@@ -284,6 +387,7 @@ mod tests {
             not_linearizable(&both, false).is_empty(),
             "only tokens count"
         );
+        assert!(lines(&both, &[], false).contains("number"));
         let other = Hold {
             key: "other".to_owned(),
             ..hold(1, [0, 10, 20])

@@ -1,7 +1,9 @@
 //! What a lease of a shipped driver may be told: what the clients of the models are told, and no more.
 //!
-//! The proofs of `tests/model` hold for leases that get their inputs as the model gives them. This is the same relation for a
-//! recorded life of a lease, so that a driver that tells a lease something else is found.
+//! The proofs of `tests/model` hold for leases that get their inputs as the model gives them. A recorded life of a lease is
+//! replayed through the same code, so that a driver that tells a lease something else is found. Two inputs are no model's,
+//! because they lead to nothing there: `Delivered` begins the time of a longest hold, and `StopRenewing` leaves a lock to
+//! its ttl.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,8 +18,6 @@ struct Life {
     asked: BTreeSet<(usize, u32)>,
     /// Each happens once.
     done: BTreeSet<&'static str>,
-    /// Whether it was ever granted the lock.
-    is_granted: bool,
     unread: usize,
     unrepaired: usize,
 }
@@ -32,6 +32,28 @@ pub fn not_of_the_model(trace: &Trace) -> Option<String> {
         }
     });
     found
+}
+
+/// Returns whether the lease was ever granted its lock.
+#[must_use]
+pub fn is_granted(trace: &Trace) -> bool {
+    let is_grant = |output| matches!(output, LeaseOutput::Event(Event::Granted { .. }));
+    trace.replay().into_iter().flatten().any(is_grant)
+}
+
+/// Whether a client of the models may be told this by now, as far as its lease says. Each step of a model is one of these, which
+/// `tests/model` asserts, so that what is refused here is no step of a model.
+#[must_use]
+pub fn allows(lease: &Lease, input: &Input, now: Duration) -> bool {
+    match input {
+        Input::Answered { number, .. } => (1..=lease.number()).contains(number),
+        Input::TimedOut => lease.poll_timeout().is_some_and(|at| at <= now),
+        Input::Delivered { at } => lease.is_holding() && *at <= now,
+        Input::Extend { .. } => lease.is_holding() && !lease.is_extending(),
+        Input::Begin | Input::Record { .. } | Input::Revoked => lease.is_holding(),
+        Input::Dropped { .. } => !lease.is_releasing(),
+        Input::StopRenewing | Input::Read(_) | Input::Repaired(_) => true,
+    }
 }
 
 impl Life {
@@ -49,7 +71,6 @@ impl Life {
                     let asked = request.nodes.iter().map(|node| (node, request.number));
                     self.asked.extend(asked);
                 }
-                LeaseOutput::Event(Event::Granted { .. }) => self.is_granted = true,
                 LeaseOutput::Event(Event::Unread(_)) => self.unread += 1,
                 LeaseOutput::Event(Event::Unrepaired) => self.unrepaired += 1,
                 LeaseOutput::Event(_) => {}
@@ -65,32 +86,24 @@ impl Life {
         if !is_answer && after == *lease {
             return None;
         }
-        let is_over = self.done.contains("dropped");
-        let mut once = |what| self.done.insert(what);
         let is_allowed = match input {
             Input::Answered { node, number, .. } => self.asked.remove(&(*node, *number)),
-            Input::TimedOut => lease.poll_timeout().is_some_and(|at| at <= now),
-            Input::Delivered { at } => {
-                once("delivered") && self.is_granted && *at <= now && !is_over
-            }
-            Input::Extend { .. } => self.is_granted && !is_over && !lease.is_extending(),
-            Input::Dropped { .. } => once("dropped"),
-            Input::Begin => self.is_granted && !is_over,
-            Input::Record { .. } => once("recorded") && self.is_granted && !is_over,
-            Input::Read(_) => self
-                .unread
-                .checked_sub(1)
-                .map(|left| self.unread = left)
-                .is_some(),
-            Input::Repaired(_) => {
-                let left = self.unrepaired.checked_sub(1);
-                left.map(|left| self.unrepaired = left).is_some()
-            }
-            Input::Revoked => self.is_granted,
-            Input::StopRenewing => true,
+            Input::Delivered { .. } => self.done.insert("delivered"),
+            Input::Dropped { .. } => self.done.insert("dropped"),
+            Input::Record { .. } => self.done.insert("recorded"),
+            Input::Read(_) => take(&mut self.unread),
+            Input::Repaired(_) => take(&mut self.unrepaired),
+            _ => true,
         };
+        let is_allowed = is_allowed && allows(lease, input, now);
         (!is_allowed).then_some("the model has no such step")
     }
+}
+
+/// Takes one away, if there is one.
+fn take(left: &mut usize) -> bool {
+    let less = left.checked_sub(1);
+    less.map(|less| *left = less).is_some()
 }
 
 #[cfg(test)]

@@ -228,8 +228,14 @@ impl Leases {
             let mut lease = match origin.clone() {
                 Origin::Begun(spec, now) => Lease::new(spec, self.quorum, ticks(now), patience),
                 Origin::Told(lease, input, now) => {
-                    let mut lease = self.of(lease, Lease::clone);
-                    lease.handle(input, ticks(now));
+                    let before = self.of(lease, Lease::clone);
+                    let (mut lease, now) = (before.clone(), ticks(now));
+                    lease.handle(input.clone(), now);
+                    let is_known = lease == before || histories::allows(&before, &input, now);
+                    assert!(
+                        is_known,
+                        "traces may not have this step: {before:?} {input:?}"
+                    );
                     lease
                 }
             };

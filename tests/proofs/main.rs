@@ -20,4 +20,5 @@ mod round_cases;
 mod second_phase;
 mod shared_contract;
 mod slot_contract;
+mod traces;
 mod wire;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use histories::Hold;
+use histories::{Hold, Miss};
 use tower_redlock::protocol::LockKeys;
 use tower_redlock::{
     ExtendError, FencingToken, LockError, LockGuard, LockHandle, LostReason, ReleaseError, Released,
@@ -29,6 +29,7 @@ pub(crate) struct LeaseId(usize);
 struct Book {
     leases: Vec<Lease>,
     waits: Vec<Wait>,
+    misses: Vec<Miss>,
     lines: Vec<String>,
     /// What was seen to be wrong while it happened.
     wrong: Vec<String>,
@@ -113,8 +114,16 @@ impl History {
         });
     }
 
-    pub(crate) fn refused(&self, process: usize, now: Duration, error: &LockError) {
+    pub(crate) fn refused(
+        &self,
+        process: usize,
+        keys: &LockKeys,
+        asked: Duration,
+        now: Duration,
+        error: &LockError,
+    ) {
         let mut book = self.book();
+        book.missed(keys, asked, now, true);
         match error {
             LockError::Contended { .. } => book.counts.count("contended"),
             LockError::Unavailable { .. } => book.counts.count("unavailable"),
@@ -123,8 +132,15 @@ impl History {
         book.note(now, process, format_args!("refused: {error}"));
     }
 
-    pub(crate) fn abandoned(&self, process: usize, now: Duration) {
+    pub(crate) fn abandoned(
+        &self,
+        process: usize,
+        keys: &LockKeys,
+        asked: Duration,
+        now: Duration,
+    ) {
         let mut book = self.book();
+        book.missed(keys, asked, now, false);
         book.counts.count("abandoned");
         book.note(now, process, format_args!("gave up waiting"));
     }
@@ -278,9 +294,10 @@ impl History {
         found
     }
 
-    /// Returns each key of each lock, for other checkers.
-    pub(crate) fn holds(&self) -> Vec<Hold> {
-        self.book().holds()
+    /// Returns each key of each lock, and of each request for one that came to nothing, for other checkers.
+    pub(crate) fn operations(&self) -> (Vec<Hold>, Vec<Miss>) {
+        let book = self.book();
+        (book.holds(), book.misses.clone())
     }
 
     /// Returns how many locks were shared while another shared one of their keys.
@@ -300,6 +317,16 @@ impl History {
 }
 
 impl Book {
+    fn missed(&mut self, keys: &LockKeys, asked: Duration, answered: Duration, is_refused: bool) {
+        let misses = keys.as_slice().iter().map(|key| Miss {
+            key: String::from_utf8_lossy(key.as_bytes()).into_owned(),
+            asked,
+            answered,
+            is_refused,
+        });
+        self.misses.extend(misses);
+    }
+
     fn note(&mut self, now: Duration, process: usize, what: fmt::Arguments<'_>) {
         self.lines.push(format!("{now:>9?} p{process}   {what}"));
     }

@@ -137,6 +137,8 @@ fn run_users(name: &str, most: u64, plan: fn(u64) -> Plan) -> (Total, bool) {
     }
     let is_long = seeds.end - seeds.start >= most;
     if is_long {
+        let lives = u64::try_from(total.counts.of("lives")).unwrap();
+        assert!(lives > 5 * most, "{lives} locks had traces");
         let all = "granted, contended, unavailable, abandoned, extended, expired, gone, faults, heard, missed";
         assert!(total.counts.all_exceed(50, all), "too tame: {total:?}");
     }
@@ -203,6 +205,7 @@ fn run_orders(name: &str, seeds: u64, plan: fn(u64) -> Plan) {
     let mut found: BTreeMap<String, (u64, usize)> = BTreeMap::new();
     for seed in range.clone() {
         let outcome = simulate(seed, &plan(seed));
+        outcome.write_history(name, seed);
         if single {
             say(&outcome.story);
         }
@@ -326,7 +329,7 @@ fn run(name: &str, next: &AtomicU64, end: u64, plan: fn(u64) -> Plan, single: bo
             total.failed.push((seed, "it panicked".to_owned()));
             continue;
         };
-        histories::write(&format!("{name}_{seed}.jsonl"), &outcome.holds);
+        outcome.write_history(name, seed);
         total.counts.add_all(outcome.counts);
         if single {
             say(&outcome.story);

@@ -278,8 +278,11 @@ impl User {
             .waited(self.process, asked, wait.min(patience), now);
         match locked {
             Ok(Ok(guard)) => self.hold(guard, ttl, &keys, is_shared, now).await,
-            Ok(Err(error)) => self.history.refused(self.process, now, &error),
-            Err(_) => self.history.abandoned(self.process, now),
+            Ok(Err(error)) => {
+                self.history
+                    .refused(self.process, &keys, asked, now, &error);
+            }
+            Err(_) => self.history.abandoned(self.process, &keys, asked, now),
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use histories::Hold;
+use histories::{Hold, Miss};
 use tower_redlock::protocol::{KeyNames, LockKey, LockKeys, Namespace};
 
 use crate::history::History;
@@ -30,12 +30,22 @@ const IDLE: Duration = ms(100);
 
 pub(crate) struct Outcome {
     pub(crate) story: String,
-    pub(crate) holds: Vec<Hold>,
+    pub(crate) operations: (Vec<Hold>, Vec<Miss>),
+    /// Whether validity proves who held a lock, which it does as long as no clock jumps.
+    pub(crate) is_exclusive: bool,
     pub(crate) counts: Tally,
     pub(crate) orders: Tally,
     pub(crate) violations: Vec<String>,
     /// What happened to the leases of the keys that the first violation names.
     pub(crate) traces: String,
+}
+
+impl Outcome {
+    pub(crate) fn write_history(&self, name: &str, seed: u64) {
+        let (holds, misses) = &self.operations;
+        let name = format!("{name}_{seed}.jsonl");
+        histories::write(&name, holds, misses, self.is_exclusive);
+    }
 }
 
 struct Simulation {
@@ -87,10 +97,11 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
         history.violations(plan.clocks_are_steady(), &pauses, idle, plan.attempts());
     violations.extend(ledger.violations(plan));
     violations.extend(state.orders.wrong.iter().cloned());
+    let (mut counts, mut orders) = (history.counts(), ledger.counts());
     for (_, trace) in processes.iter().flat_map(|process| process.traces.all()) {
         violations.extend(histories::not_of_the_model(&trace));
+        counts.add("lives", usize::from(histories::is_granted(&trace)));
     }
-    let (mut counts, mut orders) = (history.counts(), ledger.counts());
     // Locks that were shared while another shared one of their keys.
     counts.add("shared at once", history.shared_at_once());
     counts.add("faults", state.faults);
@@ -105,7 +116,8 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
         traces: traces.unwrap_or_default(),
         orders,
         counts,
-        holds: history.holds(),
+        operations: history.operations(),
+        is_exclusive: plan.clocks_are_steady(),
         story: history.text(),
     }
 }

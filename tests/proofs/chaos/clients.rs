@@ -69,6 +69,7 @@ impl Client {
         let outcome = if self.random.is_one_in(5) {
             let patience = self.random.up_to(ms(30));
             let Ok(outcome) = timeout(patience, request).await else {
+                self.miss(keys, begun, false);
                 self.count("refused", "none: given up by the caller");
                 return None;
             };
@@ -104,10 +105,16 @@ impl Client {
                     LockError::Closed => "closed",
                     other => panic!("{other:?}"),
                 };
+                self.miss(keys, begun, true);
                 self.count("refused", why);
                 None
             }
         }
+    }
+
+    fn miss(&self, keys: &'static [&'static str], begun: Instant, is_refused: bool) {
+        let miss = (keys, [begun, Instant::now()], is_refused);
+        unpoisoned(&self.history).misses.push(miss);
     }
 
     fn count(&self, what: &'static str, which: &'static str) {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use histories::Hold;
+use histories::{Hold, Miss};
 use support::ms;
 use tokio::time::Instant;
 use tower_redlock::LockHandle;
@@ -17,6 +17,8 @@ use crate::chaos::faults::KEYS;
 #[derive(Default)]
 pub(crate) struct History {
     pub(crate) records: Vec<Record>,
+    /// The keys that were asked for and not got, from when to when, and whether that was a refusal.
+    pub(crate) misses: Vec<(&'static [&'static str], [Instant; 2], bool)>,
     pub(crate) storage: Storage,
     /// Granted locks that were valid when last looked at.
     pub(crate) live: Vec<(Record, LockHandle)>,
@@ -85,12 +87,39 @@ impl History {
         let lives: Vec<_> = self.traces.iter().flat_map(Traces::all).collect();
         let unlike = |(_, trace): &(_, _)| histories::not_of_the_model(trace);
         self.violations.extend(lives.iter().filter_map(unlike));
-        let holds = holds(&self.records);
-        histories::write(name, &holds);
+        let (holds, misses) = self.operations();
+        histories::write(name, &holds, &misses, true);
         for key in histories::not_linearizable(&holds, true) {
             self.violations
                 .push(format!("the history of {key} is not linearizable"));
         }
+    }
+
+    /// Returns each key of each lock, and of each request for one that came to nothing, for the checker of linearizability.
+    fn operations(&self) -> (Vec<Hold>, Vec<Miss>) {
+        let begun = self.records.iter().map(|record| record.begun);
+        let asked = self.misses.iter().map(|(_, [asked, _], _)| *asked);
+        let began = begun.chain(asked).min();
+        let since = |at: Instant| began.map_or(Duration::ZERO, |began| at - began);
+        let holds = self.records.iter().flat_map(|record| {
+            record.keys.iter().map(move |key| Hold {
+                key: (*key).to_owned(),
+                token: record.token,
+                asked: since(record.begun),
+                granted: since(record.granted),
+                valid_until: record.known_valid.map(since),
+            })
+        });
+        let misses = self.misses.iter();
+        let misses = misses.flat_map(|(keys, [asked, answered], is_refused)| {
+            keys.iter().map(move |key| Miss {
+                key: (*key).to_owned(),
+                asked: since(*asked),
+                answered: since(*answered),
+                is_refused: *is_refused,
+            })
+        });
+        (holds.collect(), misses.collect())
     }
 
     pub(crate) fn count(&mut self, what: &'static str, which: &'static str) {
@@ -203,22 +232,6 @@ impl Storage {
         }
         accepted
     }
-}
-
-/// Returns each key of each lock, for the checker of linearizability.
-fn holds(records: &[Record]) -> Vec<Hold> {
-    let began = records.iter().map(|record| record.begun).min();
-    let holds = records.iter().flat_map(|record| {
-        let since = |at: Instant| began.map_or(Duration::ZERO, |began| at - began);
-        record.keys.iter().map(move |key| Hold {
-            key: (*key).to_owned(),
-            token: record.token,
-            asked: since(record.begun),
-            granted: since(record.granted),
-            valid_until: record.known_valid.map(since),
-        })
-    });
-    holds.collect()
 }
 
 /// Returns the keys on which an older holder wrote after a newer one.
