@@ -1,6 +1,8 @@
 //! A raw HTTP/1.1 client, which shows what is on the wire and repairs nothing.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -27,14 +29,19 @@ pub async fn listen() -> (TapIo<TcpListener, fn(&mut TcpStream)>, SocketAddr) {
     (listener.tap_io(set), addr)
 }
 
-/// Serves on a free port until the task is aborted.
-pub async fn serve(app: Router) -> (SocketAddr, JoinHandle<()>) {
+/// Serves on a free port until the task is aborted, and counts the connections.
+pub async fn serve(app: Router) -> (SocketAddr, JoinHandle<()>, Arc<AtomicUsize>) {
     let (listener, addr) = listen().await;
+    let connections = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&connections);
+    let listener = listener.tap_io(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
     let serving = tokio::spawn(async move {
         let served = axum::serve(listener, app).await;
         served.expect("axum serves until it is aborted");
     });
-    (addr, serving)
+    (addr, serving, connections)
 }
 
 /// Sends one request on a connection of its own and reads the response to its end.

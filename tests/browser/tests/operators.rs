@@ -14,7 +14,7 @@ use tower_redlock::{LockGuard, LockKey, NodeGroup, Redlock, admin_router};
 
 /// Opens a page of an application.
 async fn open_at(app: Router, path: &str) -> Option<Page> {
-    let (addr, _) = support::http::serve(app).await;
+    let (addr, ..) = support::http::serve(app).await;
     let page = Page::of(format!("http://{addr}{path}")).await?;
     page.load().await;
     Some(page)

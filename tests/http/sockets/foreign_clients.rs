@@ -241,11 +241,12 @@ fn http2(route: &str) -> Vec<(&'static str, Vec<u8>, Outcome)> {
     let cut = post(1, END_HEADERS | END_STREAM, "a HTTP/1.1", &[]);
     let empty = frame(DATA, 0, 1, b"");
     let late = [("idempotency-key", "k"), ("content-length", "9")];
-    let path = [(":path", "/b")];
+    let other = [(":path", "/b")];
+    let path = format!("/{route}/a");
     let mut rows = vec![
         ("one request", upload(&[], b"x"), Served("POST a 1")),
         ("trailers", trailers(&late), Either("POST a 1")),
-        ("path in trailers", trailers(&path), Either("POST a 1")),
+        ("path in trailers", trailers(&other), Either("POST a 1")),
         ("space in a path", cut, Refused),
         ("rapid reset", reset.collect(), Any),
         ("many streams", many.collect(), Any),
@@ -259,7 +260,7 @@ fn http2(route: &str) -> Vec<(&'static str, Vec<u8>, Outcome)> {
             "two keys",
             &[("idempotency-key", "k"), ("idempotency-key", "l")],
         ),
-        ("two paths", &path),
+        ("two paths", &other),
         ("line break in a value", &[("x", "a\r\nhost: b")]),
         ("NUL in a value", &[("x", "a\0")]),
         ("upper case", &[("X-A", "a")]),
@@ -272,6 +273,50 @@ fn http2(route: &str) -> Vec<(&'static str, Vec<u8>, Outcome)> {
         ),
     ];
     rows.extend(malformed.map(|(name, more)| (name, upload(more, b"xyz"), Refused)));
+    // RFC 9113, sections 4 to 6: errors of the connection, amid an upload.
+    let most = [0x7f, 0xff, 0xff, 0xff];
+    let broken = [
+        (
+            "window grows by nothing",
+            frame(WINDOW_UPDATE, 0, 1, &[0; 4]),
+        ),
+        (
+            "window overflows",
+            frame(WINDOW_UPDATE, 0, 0, &most).repeat(2),
+        ),
+        ("data on an idle stream", frame(DATA, END_STREAM, 3, b"x")),
+        (
+            "reset of an idle stream",
+            frame(RST_STREAM, 0, 3, &[0, 0, 0, 8]),
+        ),
+        ("even stream", post(2, END_HEADERS | END_STREAM, "a", &[])),
+        (
+            "padding alone",
+            frame(DATA, PADDED | END_STREAM, 1, b"\x09x"),
+        ),
+        ("large frame", frame(DATA, END_STREAM, 1, &[b'x'; 16_385])),
+        ("settings cut short", frame(SETTINGS, 0, 0, &[0; 5])),
+        (
+            "promise",
+            frame(PUSH_PROMISE, END_HEADERS, 1, &[0, 0, 0, 2]),
+        ),
+        (
+            "index without a field",
+            frame(HEADERS, END_HEADERS, 3, &most[1..]),
+        ),
+        ("data amid a head", [post(3, 0, "a", &[]), empty].concat()),
+    ];
+    let amid = |frames: Vec<u8>| [post(1, END_HEADERS, "a", &[]), frames].concat();
+    rows.extend(broken.map(|(name, frames)| (name, amid(frames), Refused)));
+    // Section 8.3: errors of the request.
+    let (method, scheme, path) = ((":method", "POST"), (":scheme", "http"), (":path", &*path));
+    let requests: [(_, &[(&str, &str)]); 3] = [
+        ("method behind a field", &[scheme, path, ("x", "y"), method]),
+        ("no path", &[method, scheme]),
+        ("no method", &[scheme, path]),
+    ];
+    let whole = |head| frame(HEADERS, END_HEADERS | END_STREAM, 1, &fields(head));
+    rows.extend(requests.map(|(name, head)| (name, whole(head), Refused)));
     rows
 }
 
@@ -345,9 +390,13 @@ async fn run_table(program: &str, common: &[&str], table: Table, refused: &'stat
     for route in ROUTES {
         let target = Target::start(route).await;
         for (args, outcome) in rows(table, refused) {
+            let before = target.server.connections();
             let Some(said) = target.run(program, common, args).await else {
                 return;
             };
+            // One that does not know an option sends nothing, and nothing would be wrong.
+            let connections = target.server.connections();
+            assert!(connections > before, "{program} {args}: {said}");
             target.check(args, successes(&said), outcome).await;
         }
         target.server.ends_clean().await;
@@ -600,11 +649,14 @@ const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
+const PUSH_PROMISE: u8 = 5;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
+const PADDED: u8 = 8;
 
 /// In bytes; a path of this length is too long, too.
 const BODY_LIMIT: usize = 70_000;

@@ -44,6 +44,7 @@ pub(crate) struct Server {
     pub(crate) addr: SocketAddr,
     /// The requests whose response future is alive.
     in_flight: Arc<AtomicUsize>,
+    connections: Arc<AtomicUsize>,
     serving: JoinHandle<()>,
 }
 
@@ -84,14 +85,20 @@ impl Server {
         };
         let app = app(&redlock).layer(from_fn(count));
 
-        let (addr, serving) = http::serve(app).await;
+        let (addr, serving, connections) = http::serve(app).await;
         Self {
             nodes: nodes.clone(),
             redlock,
             addr,
             in_flight,
+            connections,
             serving,
         }
+    }
+
+    /// How many connections there were.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 
     /// How many requests are in the layer or behind it, waiting or at work, without their bodies.
