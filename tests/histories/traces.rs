@@ -86,11 +86,13 @@ impl Life {
         if !is_answer && after == *lease {
             return None;
         }
+        let has_holder = !self.done.contains("dropped");
         let is_allowed = match input {
             Input::Answered { node, number, .. } => self.asked.remove(&(*node, *number)),
-            Input::Delivered { .. } => self.done.insert("delivered"),
+            Input::Delivered { .. } => self.done.insert("delivered") && has_holder,
+            Input::Record { .. } => self.done.insert("recorded") && has_holder,
+            Input::Extend { .. } | Input::Begin => has_holder,
             Input::Dropped { .. } => self.done.insert("dropped"),
-            Input::Record { .. } => self.done.insert("recorded"),
             Input::Read(_) => take(&mut self.unread),
             Input::Repaired(_) => take(&mut self.unrepaired),
             _ => true,
