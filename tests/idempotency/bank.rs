@@ -61,7 +61,7 @@ impl Server {
     }
 
     pub(crate) async fn serve(app: Router) -> Self {
-        let (addr, serving) = serve(app).await;
+        let (addr, serving, _) = serve(app).await;
         Self { addr, serving }
     }
 

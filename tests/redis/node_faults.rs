@@ -75,7 +75,7 @@ impl Service {
             .route("/accounts/{id}/withdraw", post(async || "withdrawn"))
             .route_layer(layer)
             .layer(map_response(tell_why));
-        let (addr, serving) = serve(app).await;
+        let (addr, serving, _) = serve(app).await;
         let service = Self {
             fault: case.fault,
             redlock,
