@@ -127,7 +127,7 @@ impl SimNetwork for Links {
 // Rules: lock.split
 #[tokio::test(start_paused = true)]
 async fn split_votes_grant_exactly_one_caller_without_a_wait() {
-    // One in 300 has no winner, so of this many, one in 100 never has.
+    // By chance, one in 300 has no winner. Of this many, fewer than one in 100 have none.
     let rounds = 2_000;
     let (mut wins, mut splits) = ([0; 2], 0);
     for round in 0..rounds {
