@@ -40,7 +40,7 @@ use serde_json::{Value, json};
 use todc_utils::Action::{Call, Response};
 use todc_utils::{Action, Specification, WGLChecker};
 
-pub use traces::{allows, is_granted, not_of_the_model};
+pub use traces::{allows, not_of_the_model};
 
 /// A lock on one key, as its holder saw it. Times are since the beginning of the history.
 #[derive(Debug, Clone)]

@@ -99,8 +99,9 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
     violations.extend(state.orders.wrong.iter().cloned());
     let (mut counts, mut orders) = (history.counts(), ledger.counts());
     for (_, trace) in processes.iter().flat_map(|process| process.traces.all()) {
-        violations.extend(histories::not_of_the_model(&trace));
-        counts.add("lives", usize::from(histories::is_granted(&trace)));
+        let (unlike, is_granted) = histories::not_of_the_model(&trace);
+        violations.extend(unlike);
+        counts.add("lives", usize::from(is_granted));
     }
     // Locks that were shared while another shared one of their keys.
     counts.add("shared at once", history.shared_at_once());

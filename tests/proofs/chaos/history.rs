@@ -85,7 +85,7 @@ impl History {
     pub(crate) fn check(&mut self, name: &str) {
         self.violations.extend(check_storage(&self.storage));
         let lives: Vec<_> = self.traces.iter().flat_map(Traces::all).collect();
-        let unlike = |(_, trace): &(_, _)| histories::not_of_the_model(trace);
+        let unlike = |(_, trace): &(_, _)| histories::not_of_the_model(trace).0;
         self.violations.extend(lives.iter().filter_map(unlike));
         let (holds, misses) = self.operations();
         histories::write(name, &holds, &misses, true);
