@@ -2,9 +2,13 @@
 //!
 //! # Implementation details
 //!
-//! Each lease task holds a [`Ticket`] from before its first request until its last release is confirmed or given
-//! up. [`Registry::enter`] issues tickets under a mutex, and [`Registry::drain`] ends that under the same mutex
+//! Each lease task holds a [`Ticket`] from before its first request until its last release is sent.
+//! [`Registry::enter`] issues tickets under a mutex, and [`Registry::drain`] ends that under the same mutex
 //! before it waits. No task enters after that, and `drain` waits for all that entered before.
+//!
+//! Most releases are confirmed by a majority when the task ends, and the answers of the other nodes matter to none but
+//! `drain`. So no task waits for them: the registry keeps the channel, and counts what has arrived whenever the next
+//! task ends.
 //!
 //! A lock that is held may [rest](crate::lock::rest) until something is due, such as its first renewal. One task, the keeper, looks then
 //! for all locks of the registry. There is one while locks rest.
@@ -20,7 +24,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::rest::{Left, Rest};
-use crate::node::{Home, Mutex, VoteReceiver};
+use crate::node::{Home, Mutex, Vote, VoteReceiver};
 use crate::protocol::message::Answer;
 use crate::protocol::round::ReleaseRound;
 use crate::protocol::{FencingToken, Holder, LockKeys};
@@ -87,6 +91,8 @@ pub(crate) struct UnsettledRelease {
     pub(crate) names: Arc<[Arc<str>]>,
     pub(crate) keys: LockKeys,
     pub(crate) round: ReleaseRound,
+    /// When the silent nodes count as failed.
+    pub(crate) due: Instant,
     /// When the keys have expired on every node for certain.
     pub(crate) gone_at: Instant,
 }
@@ -105,17 +111,25 @@ impl Leases {
         released
     }
 
-    /// Forgets releases that are settled by now, two at most: each lock adds one at most, so those that are not settled
+    /// Forgets releases that are settled by now, two at most: one more is kept then, so those that are not settled
     /// are about half of what is kept, and no lock pays for an outage before it.
-    fn forget_settled(&mut self) {
+    fn forget_settled(&mut self, now: Instant) {
         for _ in 0..2 {
             let Some(mut oldest) = self.unsettled.pop_front() else {
                 return;
             };
-            if oldest.is_open(Instant::now()) {
+            if oldest.is_open(now) {
                 self.unsettled.push_back(oldest);
             }
         }
+    }
+
+    /// Takes a release that some node may still answer in time.
+    fn take_silent(&mut self, now: Instant) -> Option<UnsettledRelease> {
+        let is_silent =
+            |release: &UnsettledRelease| now < release.due && !release.round.silent().is_empty();
+        let silent = self.unsettled.iter().position(is_silent)?;
+        self.unsettled.swap_remove_back(silent)
     }
 }
 
@@ -123,13 +137,29 @@ impl UnsettledRelease {
     /// Counts the confirmations that have arrived, and returns whether a key may still be on some node.
     fn is_open(&mut self, now: Instant) -> bool {
         while let Some(vote) = self.votes.try_recv() {
-            if let Ok(reply) = vote.outcome
-                && vote.phase == self.phase
-            {
-                self.round.on_release(vote.node, &Answer::Replied(reply));
-            }
+            self.on_vote(vote);
         }
         now < self.gone_at && !self.round.unreleased().is_empty()
+    }
+
+    /// Waits until every node has answered, or is overdue.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    async fn answered(&mut self) {
+        while !self.round.silent().is_empty()
+            && let Some(vote) = self.votes.recv_until(self.due).await
+        {
+            self.on_vote(vote);
+        }
+    }
+
+    fn on_vote(&mut self, vote: Vote) {
+        if vote.phase == self.phase {
+            let answer = vote.outcome.map_or(Answer::Failed, Answer::Replied);
+            self.round.on_release(vote.node, &answer);
+        }
     }
 }
 
@@ -236,7 +266,6 @@ impl Registry {
         if self.stage() != DrainStage::Open {
             return None;
         }
-        leases.forget_settled();
         let id = leases.unused.pop().unwrap_or_else(|| {
             leases.held.push(None);
             leases.held.len() - 1
@@ -257,7 +286,11 @@ impl Registry {
                 .send_modify(|now| *now = DrainStage::Draining.max(*now));
             leases.released = 0;
         }
-        let ended = tokio::time::timeout(timeout, self.running.closed()).await;
+        let ended = tokio::time::timeout(timeout, async {
+            self.running.closed().await;
+            self.answered().await;
+        });
+        let ended = ended.await;
         if ended.is_err() {
             self.stage.send_modify(|now| *now = DrainStage::TimedOut);
         }
@@ -297,8 +330,29 @@ impl Registry {
 
     /// Keeps the release of a lease task that ends, until every node has confirmed it or the keys have ended by their ttl.
     pub(crate) fn keep_unsettled(&self, mut unsettled: UnsettledRelease) {
-        if unsettled.is_open(Instant::now()) {
-            self.leases.lock().unsettled.push_back(unsettled);
+        let now = Instant::now();
+        if unsettled.is_open(now) {
+            let mut leases = self.leases.lock();
+            leases.forget_settled(now);
+            leases.unsettled.push_back(unsettled);
+        }
+    }
+
+    /// Waits until the nodes have answered all releases of lease tasks that have ended, or are overdue.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    async fn answered(&self) {
+        let keep = |release| self.leases.lock().unsettled.push_back(release);
+        loop {
+            let Some(release) = self.leases.lock().take_silent(Instant::now()) else {
+                return;
+            };
+            let mut release = Left(Some(release), keep);
+            if let Some(release) = &mut release.0 {
+                release.answered().await;
+            }
         }
     }
 
@@ -387,12 +441,6 @@ impl Ticket {
             due: None,
         });
     }
-
-    /// Notes that a majority has released them, although the task goes on.
-    pub(crate) fn set_released(&self) {
-        let released = self.registry.leases.lock().set_released(self.id);
-        drop(released);
-    }
 }
 
 impl Drop for Ticket {
@@ -435,6 +483,7 @@ mod tests {
                 names: Arc::clone(&names),
                 keys: keys.clone(),
                 round: ReleaseRound::new(quorum, NodeSet::all(quorum)),
+                due: Instant::now(),
                 gone_at: Instant::now() + ttl * second,
             });
             drop(ticket);

@@ -256,6 +256,8 @@ pub(crate) struct VoteReceiver {
     channel: Arc<Channel>,
     /// The votes that were taken out of the channel together.
     arrived: VecDeque<Vote>,
+    /// Whether another receiver has the channel.
+    is_taken: bool,
 }
 
 /// The right to send one vote. Dropped unused, it sends a failure.
@@ -333,6 +335,17 @@ impl VoteReceiver {
             }),
             // One phase fits. The votes of a minority rarely arrive when those of the next phase do.
             arrived: VecDeque::with_capacity(names.len()),
+            is_taken: false,
+        }
+    }
+
+    /// Takes the channel, with all its votes, from a receiver that is about to be dropped.
+    pub(crate) fn take(&mut self) -> Self {
+        self.is_taken = true;
+        Self {
+            channel: Arc::clone(&self.channel),
+            arrived: std::mem::take(&mut self.arrived),
+            is_taken: false,
         }
     }
 
@@ -425,6 +438,9 @@ impl VoteReceiver {
 
 impl Drop for VoteReceiver {
     fn drop(&mut self) {
+        if self.is_taken {
+            return;
+        }
         let mut queue = self.channel.queue.lock();
         // Release, as for the next phase. The mutex orders it with `push`.
         self.channel.phase.store(CLOSED, Ordering::Release);

@@ -207,13 +207,12 @@ impl Driver {
     async fn repair(&mut self) -> Decided {
         let mut repairer = self.repairer();
         let mut found = Decided::Undecided;
-        while !repairer.lease.is_settled() {
+        while !repairer.lease.is_releasing() {
             if let Some(Event::Decided(decided)) = repairer.next_event(pin!(pending::<()>())).await
             {
                 found = decided;
             }
         }
-        repairer.settle().await;
         found
     }
 }

@@ -438,8 +438,8 @@ impl Driver {
         Input::Dropped { publishes, effect }
     }
 
-    /// Releases what no caller gets any more. May be called in a `Drop`.
-    pub(super) fn abandon(&mut self) {
+    /// Sends the releases in a `Drop`.
+    fn abandon(&mut self) {
         self.tell();
         // There is no task that would pass it on.
         while self.lease.poll_event().is_some() {}
@@ -447,60 +447,52 @@ impl Driver {
         self.handle(self.dropped(true));
     }
 
-    /// Waits until every node has answered every release or is overdue, and passes an unconfirmed one to the registry.
-    pub(super) async fn settle(&mut self) {
-        while !self.lease.is_settled() {
+    /// Waits until the releases are sent. The drop of the driver leaves the answers to the registry.
+    pub(super) async fn finish_recording(&mut self) {
+        while !self.lease.is_releasing() {
             self.next_event(pin!(pending::<()>())).await;
         }
-        if self.is_open() {
-            self.leave_to_registry();
-        }
-    }
-
-    /// Returns whether a node may still have the lock.
-    pub(super) fn is_open(&mut self) -> bool {
-        if !self.lease.may_hold().is_empty() {
-            self.take_votes(self.origin.elapsed());
-        }
-        !self.lease.may_hold().is_empty() && Instant::now() < self.instant(self.lease.gone_at())
     }
 
     /// Has the registry count the answers that are still to come.
     fn leave_to_registry(&mut self) {
+        let (phase, round) = self.lease.release_round();
+        if round.unreleased().is_empty() {
+            return;
+        }
         let spec = &self.state.spec;
-        let names = &spec.cluster.names;
-        let votes = std::mem::replace(&mut self.votes, VoteReceiver::new(names));
+        let votes = self.votes.take();
         // Only releases go on.
         votes.next_phase();
-        let (phase, round) = self.lease.release_round();
         spec.registry.keep_unsettled(UnsettledRelease {
             votes,
-            names: Arc::clone(names),
+            names: Arc::clone(&spec.cluster.names),
             keys: spec.keys.clone(),
             phase,
             round,
+            // A lock that stays while it has holders is not released at all.
+            due: match self.lease.is_releasing() {
+                true => self.due(),
+                false => self.origin,
+            },
             gone_at: self.instant(self.lease.gone_at()),
         });
     }
 }
 
 impl Drop for Driver {
-    /// Releases a lock whose task ends early. It stays while it has holders, because they get it from no one else.
+    /// Releases what no caller gets any more, and a lock whose task ends early. That stays while it has holders, because they
+    /// get it from no one else.
     fn drop(&mut self) {
         // Holders learn first that no task renews the lock any more. Without effect on one that has ended.
         self.state.close(None);
-        if self.lease.is_releasing() {
-            return;
-        }
-        let is_granted = !self.lease.is_acquiring();
         // Nothing begins under an unused lock without the task.
-        if !self.state.is_shared() || self.lease.is_unused() {
+        let is_unused = !self.state.is_shared() || self.lease.is_unused();
+        if is_unused && !self.lease.is_releasing() {
             self.abandon();
         }
-        if is_granted {
-            // No task is left to count the answers.
-            self.leave_to_registry();
-        }
+        // No task waits for the answers.
+        self.leave_to_registry();
     }
 }
 

@@ -11,8 +11,9 @@
 //! * The next step is to wait for other holders. The task then has a deadline to keep, and callers wait behind it in the
 //!   queue, whether its own caller polls or not.
 //! * The task is begun by a caller elsewhere, whose runtime may rest or end before the home does.
-//! * The task is dropped before the lock is granted, because the caller has gone away or has its refusal. The drop sends
-//!   the releases, and what is spawned waits for their answers.
+//!
+//! Nothing waits for the answers to releases that no caller waits for: the drop of the task leaves them to the
+//! [registry](crate::lock::registry).
 //!
 //! A panic while the caller polls the task is caught, as the runtime catches it in a spawned task: the drop of the task
 //! cleans up, and the caller gets an error.
@@ -59,8 +60,7 @@ pub(crate) struct LockTask {
     /// The slots of a caller that takes any of them, until it has one.
     slot_table: Option<Box<SlotTable>>,
     permit: Permit,
-    /// Taken by the drop.
-    ticket: Option<Ticket>,
+    ticket: Ticket,
     /// Since when it is held, and its count in the metrics, until the last share is gone.
     held: Option<(Instant, Counted)>,
     /// The task that requested the lock, which is not the one that owns it from the grant on.
@@ -70,8 +70,6 @@ pub(crate) struct LockTask {
     backoff: Option<Box<Backoff>>,
     /// The attempt under way, and the lock once it is granted.
     driver: Option<Box<Driver>>,
-    /// Attempts that were refused, and are releasing.
-    refused: Vec<Driver>,
     span: Span,
 }
 
@@ -94,13 +92,12 @@ impl LockTask {
             spec,
             slot_table: slot_table.map(Box::new),
             permit,
-            ticket: Some(ticket),
+            ticket,
             held: None,
             requester: task::try_id(),
             wait,
             backoff: None,
             driver: None,
-            refused: Vec::new(),
             span,
         }))
     }
@@ -149,11 +146,11 @@ impl LockTask {
 
     /// Leaves a lock that is granted at rest.
     fn rest(self: Box<Self>, cluster: &Cluster) {
-        // Both are there from the grant up to the drop.
-        let (Some(driver), Some(ticket)) = (&self.driver, &self.ticket) else {
+        // It is there from the grant up to the drop.
+        let Some(driver) = &self.driver else {
             return;
         };
-        let (state, id, due) = (Arc::clone(&driver.state), ticket.id, driver.due());
+        let (state, id, due) = (Arc::clone(&driver.state), self.ticket.id, driver.due());
         let span = self.span.clone();
         // Without room for a disabled one, because many locks may be held.
         let rest = match span.is_none() {
@@ -188,14 +185,7 @@ impl LockTask {
             true => driver.release(permit).await,
             false => Box::pin(driver.finish(permit)).await,
         }
-        let majority = self.spec.cluster.quorum.majority();
-        if !driver.lease.is_settled()
-            && driver.lease.release_round().1.released() >= majority
-            && let Some(ticket) = &self.ticket
-        {
-            ticket.set_released();
-        }
-        driver.settle().await;
+        driver.finish_recording().await;
     }
 
     /// Makes attempts until the lock is decided. Without a caller whose going away is heard of, returns `None` before it
@@ -277,9 +267,7 @@ impl LockTask {
         };
         // Nothing waits for its release: each node gets it before the request of the next attempt, which has another
         // owner.
-        self.refused.retain_mut(|earlier| earlier.is_open());
-        self.refused
-            .extend(self.driver.take().map(|driver| *driver));
+        self.driver = None;
         refused.map(Err)
     }
 
@@ -290,9 +278,8 @@ impl LockTask {
         self.held = Some((since, Counted::held()));
         if let Some(driver) = &self.driver {
             self.permit.set_holder(&driver.state, self.requester);
-            if let Some(ticket) = &self.ticket {
-                ticket.set_held(Arc::<LockState>::clone(&driver.state), since);
-            }
+            self.ticket
+                .set_held(Arc::<LockState>::clone(&driver.state), since);
         }
         self.permit.unsubscribe();
         (self.slot_table, self.backoff) = (None, None);
@@ -362,29 +349,9 @@ impl LockTask {
 impl Drop for LockTask {
     fn drop(&mut self) {
         // First the releases, so that the requests of the next caller follow them on every node.
-        match self.driver.take() {
-            Some(mut attempt) if attempt.lease.is_acquiring() => {
-                attempt.abandon();
-                self.refused.push(*attempt);
-            }
-            // A lock that was granted is released only if it has no holders; its own drop looks.
-            granted => drop(granted),
-        }
+        self.driver = None;
         drop(take(&mut self.permit));
         self.end_holding();
-        let (mut left, ticket) = (take(&mut self.refused), self.ticket.take());
-        if !left.is_empty() {
-            let settling = async move {
-                // Each has its own timer, so the waits for silent nodes overlap.
-                for refused in &mut left {
-                    refused.settle().await;
-                }
-                // Last: a drain waits until all that this lock asked for has an answer, or none in time.
-                drop(ticket);
-            };
-            let home = &self.spec.cluster.home;
-            home.spawn(settling.instrument(self.span.clone()));
-        }
     }
 }
 
