@@ -1,4 +1,4 @@
-//! What threads synchronise with: the types of std and tokio, or those that run threads in chosen orders.
+//! What threads synchronise with: the types of parking_lot, std and tokio, or those that run threads in chosen orders.
 //!
 //! # Implementation details
 //!
@@ -8,35 +8,21 @@
 //!
 //! Shuttle runs one thread at a time, so every thread sees the last value of an atomic, whatever its `Ordering`. The
 //! reason for each ordering stands where it is used.
+//!
+//! A mutex does not tell whether a thread panicked while it held the lock. Every critical section of this crate leaves the
+//! data consistent at each point where it could panic, so the next caller goes on with the data as they are.
 
-use std::sync::PoisonError;
 #[cfg(not(all(test, shuttle)))]
-pub(crate) use std::sync::{Mutex as StdMutex, MutexGuard, atomic};
+pub(crate) use std::sync::atomic;
 
+#[cfg(not(all(test, shuttle)))]
+pub(crate) use parking_lot::{Mutex, MutexGuard};
 #[cfg(not(all(test, shuttle)))]
 pub(crate) use tokio::sync::{Notify, Semaphore};
 
 #[cfg(test)]
 #[cfg(shuttle)]
-pub(crate) use crate::node::sync::tests::{MutexGuard, Notify, Semaphore, StdMutex, atomic};
-
-/// A [`std::sync::Mutex`] whose [`lock`](Self::lock) cannot fail.
-///
-/// A poisoned mutex says that a thread panicked while it held the lock. Every critical section of this crate
-/// leaves the data consistent at each point where it could panic, so the next caller goes on with the data as
-/// they are. tokio wraps its own mutex in the same way.
-#[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(StdMutex<T>);
-
-impl<T> Mutex<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(StdMutex::new(value))
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+pub(crate) use crate::node::sync::tests::{Mutex, MutexGuard, Notify, Semaphore, atomic};
 
 #[cfg(test)]
 pub(crate) mod tests;

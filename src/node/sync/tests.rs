@@ -1,9 +1,11 @@
 //! Runs a few threads in many orders.
 #![cfg(shuttle)]
 
+use std::sync::PoisonError;
+
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicBool, Ordering};
-pub(crate) use shuttle::sync::{Mutex as StdMutex, MutexGuard, atomic};
+pub(crate) use shuttle::sync::{MutexGuard, atomic};
 use shuttle::thread::JoinHandle;
 use shuttle::{Config, Runner};
 use tokio::sync::futures::Notified;
@@ -40,6 +42,20 @@ fn run(scheduler: impl Scheduler + 'static, check: fn()) {
 pub(crate) fn join<T>(threads: impl IntoIterator<Item = JoinHandle<T>>) {
     for thread in threads {
         thread.join().expect("a thread that has not panicked");
+    }
+}
+
+/// That of shuttle, which is not poisoned, like that of parking_lot.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(shuttle::sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

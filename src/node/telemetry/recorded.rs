@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::{
     Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
     gauge, histogram,
 };
+// Not those of `node::sync`, which may not outlive one order of threads.
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::node::telemetry::{LockLabels, UNNAMED};
@@ -17,11 +19,6 @@ use crate::node::telemetry::{LockLabels, UNNAMED};
 static RESOURCES: Mutex<BTreeMap<&'static str, bool>> = Mutex::new(BTreeMap::new());
 /// The groups that have been registered.
 static GROUPS: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
-
-/// What is in a static. Its mutex is one of std, because those of `node::sync` may not outlive one order of threads.
-fn known<T>(known: &'static Mutex<T>) -> MutexGuard<'static, T> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Describes the metrics to the recorder, and registers those without a resource. The groups of a lock service have
 /// names if there are several.
@@ -36,12 +33,12 @@ pub(crate) fn describe<'a>(groups: impl Iterator<Item = &'a Arc<str>>) {
     gauge!(HELD).increment(0.0);
     gauge!(WAITERS).increment(0.0);
     let added: Vec<_> = {
-        let mut known = known(&GROUPS);
+        let mut known = GROUPS.lock();
         let added = groups.filter(|group| known.insert(Arc::clone(group)));
         added.collect()
     };
     // Of a group and a resource that are registered at once, the one that comes last meets the other here.
-    let resources = known(&RESOURCES).clone();
+    let resources = RESOURCES.lock().clone();
     for (resource, has_records) in resources {
         for group in &added {
             register_in(resource, has_records, Some(group));
@@ -53,8 +50,8 @@ pub(crate) fn describe<'a>(groups: impl Iterator<Item = &'a Arc<str>>) {
 /// Registers the metrics of a kind of resource, so that they can be seen before anything has been counted.
 pub(crate) fn register(resource: &'static str, has_records: bool) {
     counter!(UNPROTECTED_TOTAL, "resource" => resource).increment(0);
-    *known(&RESOURCES).entry(resource).or_default() |= has_records;
-    let groups = known(&GROUPS).clone();
+    *RESOURCES.lock().entry(resource).or_default() |= has_records;
+    let groups = GROUPS.lock().clone();
     let groups = iter::once(None).chain(groups.iter().map(Some));
     groups.for_each(|group| register_in(resource, has_records, group));
 }
