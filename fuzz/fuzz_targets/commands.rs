@@ -161,7 +161,7 @@ fn named(name: &KeyNames, op: &Op) -> Vec<Vec<u8>> {
         Op::Shared(SharedOp::Announce { .. }) => vec![lock, writer()],
         Op::Shared(SharedOp::Withdraw) => vec![writer()],
         Op::TopUp { .. } | Op::Look | Op::Fetch => Vec::new(),
-        Op::Inspect => vec![lock, readers(), name.fence.to_vec()],
+        Op::Inspect => vec![lock, readers(), name.fence().to_vec()],
         Op::Revoke { .. } => vec![lock, readers()],
         _ => vec![lock],
     }

@@ -58,12 +58,12 @@ fn names(namespace: &Namespace, key: &[u8]) -> Option<[Arc<[u8]>; 6]> {
     let alone = namespace.names(&key.into(), sha256);
     assert_eq!(names.is_ok(), alone.is_ok());
     let (names, alone) = (names.ok()?, alone.ok()?.first().cloned()?);
-    assert_eq!((&names.lock, &names.fence), (&alone.lock, &alone.fence));
+    assert_eq!((&names.lock, names.fence()), (&alone.lock, alone.fence()));
     let names = namespace.with_shared(names);
-    let shared = names.shared?;
+    let (fence, shared) = (names.fence(), names.shared?);
     Some([
         names.lock,
-        names.fence,
+        fence,
         names.record?,
         names.intent?.name,
         shared.readers,

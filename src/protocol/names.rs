@@ -16,8 +16,8 @@ const BARE_GENERATION: &str = "redlock:generation";
 pub struct KeyNames {
     /// Holds the owner while locked, with the ttl as its expiry.
     pub lock: Arc<[u8]>,
-    /// Holds the highest fencing number granted and its grantee; outlives the lock.
-    pub fence: Arc<[u8]>,
+    /// Whether the lock has the name of the key itself, without a namespace.
+    pub(super) is_bare: bool,
     /// Of a key that keeps records, holds the [`Record`](crate::protocol::Record).
     pub record: Option<Arc<[u8]>>,
     /// Of one that keeps records, if intents are enabled.
@@ -29,6 +29,16 @@ pub struct KeyNames {
 }
 
 impl KeyNames {
+    /// Returns the key that holds the highest fencing number granted and its grantee, which outlives the lock.
+    pub fn fence(&self) -> Arc<[u8]> {
+        joined(&self.parts_of_fence())
+    }
+
+    /// Returns its name in parts. It is written where it is needed, and most locks write it once.
+    pub(crate) fn parts_of_fence(&self) -> [&[u8]; 5] {
+        beside(self.is_bare, &self.lock, b"fence")
+    }
+
     /// Returns the channel on which a node publishes that the lock is free.
     pub fn channel(&self) -> &Arc<[u8]> {
         self.slots
@@ -197,14 +207,8 @@ impl Namespace {
         key.filter(|key| !key.is_empty()).map(LockKey::from)
     }
 
-    /// Returns the name of the key beside a lock that has this word, one of [`BESIDE`].
     fn beside(&self, lock: &[u8], word: &str) -> Arc<[u8]> {
-        let word = word.as_bytes();
-        if self.0.is_empty() {
-            joined(&[b"redlock:", word, b":{", lock, b"}"])
-        } else {
-            joined(&[lock, b":", word])
-        }
+        joined(&beside(self.0.is_empty(), lock, word.as_bytes()))
     }
 
     fn name(
@@ -222,8 +226,8 @@ impl Namespace {
             braced(bytes)
         };
         Ok(KeyNames {
-            fence: self.beside(&lock, "fence"),
             lock,
+            is_bare: self.0.is_empty(),
             ..KeyNames::default()
         })
     }
@@ -261,6 +265,14 @@ fn escaped(bytes: &[u8]) -> Vec<u8> {
     pairs.flatten().flatten().collect()
 }
 
+/// Returns the parts of the name of the key beside a lock that has this word, one of [`BESIDE`].
+fn beside<'a>(is_bare: bool, lock: &'a [u8], word: &'a [u8]) -> [&'a [u8]; 5] {
+    match is_bare {
+        true => [b"redlock:", word, b":{", lock, b"}"],
+        false => [lock, b":", word, b"", b""],
+    }
+}
+
 /// Joins the parts of a name.
 fn joined(parts: &[&[u8]]) -> Arc<[u8]> {
     // Most names are short, so the stack has room for them until they are shared.
@@ -276,13 +288,15 @@ fn joined(parts: &[&[u8]]) -> Arc<[u8]> {
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
-    let mut hex = vec![b'0'; 2 * bytes.len()];
-    for (pair, byte) in hex.as_chunks_mut().0.iter_mut().zip(bytes) {
-        *pair = [digit(byte >> 4), digit(byte & 15)];
-    }
-    // Hexadecimal digits are valid UTF-8.
-    String::from_utf8(hex).unwrap_or_default()
+    let digits = bytes.iter().flat_map(|byte| hex_digits([*byte])[0]);
+    digits.map(char::from).collect()
+}
+
+/// Returns the two lower-case digits of each byte.
+pub(super) fn hex_digits<const N: usize>(bytes: [u8; N]) -> [[u8; 2]; N] {
+    // Without a table, so that all are computed at once.
+    let digit = |nibble: u8| nibble + if nibble < 10 { b'0' } else { b'a' - 10 };
+    bytes.map(|byte| [digit(byte >> 4), digit(byte & 15)])
 }
 
 #[cfg(test)]
@@ -297,7 +311,7 @@ mod tests {
         let namespace = Namespace::new(namespace).unwrap();
         let names = namespace.names(&LockKeys::from(key.into()), digest)?;
         let text = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
-        Ok((text(&names[0].lock), text(&names[0].fence)))
+        Ok((text(&names[0].lock), text(&names[0].fence())))
     }
 
     #[test]
@@ -360,7 +374,7 @@ mod tests {
                 let own = LockKey::from((key, "slot", number));
                 let own = &namespace.names(&own.into(), digest).unwrap()[0];
                 let found = slot.iter().find(|name| name.lock == own.lock).unwrap();
-                assert_eq!(found.fence, own.fence);
+                assert_eq!(found.fence(), own.fence());
                 let all = found.slots.as_ref().unwrap();
                 assert_eq!(all.locks[number], own.lock);
                 let lock = &namespace.names(&key.clone().into(), digest).unwrap()[0].lock;
@@ -415,8 +429,9 @@ mod tests {
                 let names = namespace.names_with_record(&key, Some(Duration::ZERO), digest);
                 let names = namespace.with_shared(names.unwrap());
                 assert_eq!(namespace.key_of(&names.lock), Some(key));
+                let fence = names.fence();
                 let (intent, shared) = (names.intent.unwrap().name, names.shared.unwrap());
-                let beside = [names.fence, names.record.unwrap(), intent];
+                let beside = [fence, names.record.unwrap(), intent];
                 for name in beside.iter().chain([&shared.readers, &shared.writer]) {
                     assert_eq!(namespace.key_of(name), None, "{}", name.escape_ascii());
                 }

@@ -218,8 +218,8 @@ impl Store {
     fn release(&mut self, command: &Command, executed: bool, now: Duration) -> usize {
         let (owner, mut held) = (&command.owner, 0);
         for name in command.names.iter() {
-            let lock = self.unlock(name, |lock| lock.is_of(owner));
-            held += usize::from(lock.is_some_and(|lock| lock.expires > now));
+            let expires = self.unlock(name, |lock| lock.is_of(owner));
+            held += usize::from(expires > Some(now));
             if let Some(intent) = name.intent.as_ref().filter(|_| !executed) {
                 unmark(&mut self.intents, &intent.name, owner);
             }

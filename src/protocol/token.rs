@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::holder::{self, Holder};
-use crate::protocol::names::hex;
+use crate::protocol::names::hex_digits;
 use crate::protocol::record::Fingerprint;
 
 /// 128 fresh random bits that identify one acquisition attempt on all nodes.
@@ -53,15 +53,30 @@ impl OwnerToken {
     ///
     /// Two values are compared as a whole, so no client can match one whose random half it does not know.
     pub fn to_value(&self) -> String {
-        let mut value = hex(&self.random);
-        if let Some(shown) = &self.shown {
-            let fingerprint = shown.fingerprint.map(Fingerprint::to_hex);
-            value += &fingerprint.unwrap_or_default();
-            if let Some(holder) = &shown.holder {
-                value = value + " " + &holder.to_value();
-            }
-        }
-        value
+        let digits = self.digits();
+        let digits = digits.as_flattened().iter().copied().map(char::from);
+        digits.chain(self.shown_value().chars()).collect()
+    }
+
+    /// Returns the digits of its random half.
+    pub(crate) fn digits(&self) -> [[u8; 2]; 16] {
+        hex_digits(self.random)
+    }
+
+    /// Returns what follows them in its value: nothing, for most tokens.
+    pub(crate) fn shown_value(&self) -> String {
+        let Some(Shown {
+            fingerprint,
+            holder,
+        }) = self.shown.as_deref()
+        else {
+            return String::new();
+        };
+        let fingerprint = fingerprint.map(Fingerprint::to_hex).unwrap_or_default();
+        let holder = holder
+            .as_ref()
+            .map(|holder| " ".to_owned() + &holder.to_value());
+        fingerprint + &holder.unwrap_or_default()
     }
 }
 

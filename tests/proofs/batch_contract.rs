@@ -37,11 +37,12 @@ fn send_batch(node: &mut ScriptNode, commands: &[Command], known: Option<&str>) 
     };
     let mut keys: Vec<&[u8]> = Vec::new();
     let mut own = Vec::new();
-    for Command { names, owner, op } in commands {
+    let fences: Vec<_> = commands.iter().map(|one| one.names[0].fence()).collect();
+    for (Command { names, owner, op }, fence) in commands.iter().zip(&fences) {
         keys.push(&names[0].lock);
         own.push(owner.to_value());
         if let Some(number) = number_of(op) {
-            keys.push(&names[0].fence);
+            keys.push(fence);
             own.push(number.to_string());
         }
     }

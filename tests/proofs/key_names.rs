@@ -81,9 +81,9 @@ proptest! {
             return Ok(());
         };
         let same = spaces[0] == spaces[1] && one == other;
-        prop_assert_eq!([a.lock == b.lock, a.fence == b.fence], [same; 2]);
-        prop_assert_ne!(&a.lock, &a.fence);
-        prop_assert_ne!(&a.lock, &b.fence);
-        prop_assert_ne!(&b.lock, &a.fence);
+        prop_assert_eq!([a.lock == b.lock, a.fence() == b.fence()], [same; 2]);
+        prop_assert_ne!(&a.lock, &a.fence());
+        prop_assert_ne!(&a.lock, &b.fence());
+        prop_assert_ne!(&b.lock, &a.fence());
     }
 }

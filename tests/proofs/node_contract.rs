@@ -74,7 +74,7 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
         };
         let lives = |pair: &mut Pair, steps: u32, what: &str| {
             for name in names.iter() {
-                let pttl = pair.node.call(&["PTTL", &text(&name.fence)]);
+                let pttl = pair.node.call(&["PTTL", &text(&name.fence())]);
                 let left = u64::try_from(pttl.as_int().unwrap());
                 let left = ms(left.expect("it has an end"));
                 let late = (steps * STEP).abs_diff(left);
@@ -93,7 +93,7 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
         ask(confirm(7, 5 * STEP), 14, "confirmed");
         // Also one that vanished: it would be the first that it grants.
         for name in names.iter() {
-            pair.node.call(&["DEL", &text(&name.fence)]);
+            pair.node.call(&["DEL", &text(&name.fence())]);
         }
         tell(&mut pair, command(1, confirm(9, STEP), 14), "vanished");
         lives(&mut pair, 14, "vanished");

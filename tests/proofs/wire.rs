@@ -102,7 +102,8 @@ pub(crate) fn send_raw(
         keys.map(|key| &**key).collect::<Vec<&[u8]>>()
     };
     let locks = keys(|name| Some(&name.lock));
-    let mut fences = keys(|name| Some(&name.fence));
+    let fences: Vec<_> = names.iter().map(KeyNames::fence).collect();
+    let mut fences: Vec<&[u8]> = fences.iter().map(|fence| &**fence).collect();
     let records = keys(|name| name.record.as_ref());
     let intents = keys(|name| Some(&name.intent.as_ref()?.name));
     let readers = keys(|name| Some(&name.shared.as_ref()?.readers));

@@ -396,12 +396,10 @@ pub(super) fn encode_call_into<'a>(
 }
 
 impl Part {
-    /// Returns the keys of one lock that this names.
-    pub(super) fn keys<'a>(self, name: &'a KeyNames, op: &Op) -> &'a [Arc<[u8]>] {
+    /// Returns the keys of one lock that this names, but for the fence.
+    fn keys(self, name: &KeyNames) -> &[Arc<[u8]>] {
         let one = match self {
             Lock => Some(&name.lock),
-            Fence => Some(&name.fence),
-            NumberedFence => number(op).map(|_| &name.fence),
             AllSlots => return name.slots.as_ref().map_or(&[], |slots| &slots.locks),
             Readers => name.shared.as_ref().map(|shared| &shared.readers),
             Writer => name.shared.as_ref().map(|shared| &shared.writer),
@@ -418,7 +416,10 @@ impl Part {
         let slots = || names.first().and_then(|name| name.slots.as_deref());
         match self {
             Self::Word(word) => put_argument(output, word.as_bytes()),
-            Self::Owner => put_argument(output, owner.to_value().as_bytes()),
+            Self::Owner => {
+                let (digits, shown) = (owner.digits(), owner.shown_value());
+                put_parts(output, &[digits.as_flattened(), shown.as_bytes()]);
+            }
             Self::Number => match number(op) {
                 Some(number) => put_number(output, number),
                 None => put_argument(output, b""),
@@ -442,9 +443,14 @@ impl Part {
                 let channels = names.iter().map(KeyNames::channel);
                 return put_all(output, channels);
             }
+            Self::NumberedFence if number(op).is_none() => return 0,
             Self::Notify | Self::Channels => return 0,
+            Self::Fence | Self::NumberedFence => {
+                let fences = names.iter().map(KeyNames::parts_of_fence);
+                return fences.map(|parts| put_parts(output, &parts)).count();
+            }
             key => {
-                let keys = names.iter().flat_map(|name| key.keys(name, op));
+                let keys = names.iter().flat_map(|name| key.keys(name));
                 return put_all(output, keys);
             }
         }
@@ -500,8 +506,13 @@ const MAX_ARGUMENTS: usize = 7;
 const BYTES: usize = 384;
 
 fn put_argument(output: &mut BytesMut, argument: &[u8]) {
-    put_length(output, b'$', argument.len());
-    output.extend_from_slice(argument);
+    put_parts(output, &[argument]);
+}
+
+/// Appends an argument that consists of these parts.
+fn put_parts(output: &mut BytesMut, parts: &[&[u8]]) {
+    put_length(output, b'$', parts.iter().map(|part| part.len()).sum());
+    parts.iter().for_each(|part| output.extend_from_slice(part));
     output.extend_from_slice(b"\r\n");
 }
 

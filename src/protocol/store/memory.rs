@@ -142,18 +142,16 @@ impl Store {
         self.locks.get_mut(&name.lock)?.lock.as_mut()
     }
 
-    /// Removes a lock if it is this one, and all that is known of it if it has no fence.
+    /// Removes a lock if it is this one, and returns its end.
     pub(super) fn unlock(
         &mut self,
         name: &KeyNames,
         is_this: impl FnOnce(&Lock) -> bool,
-    ) -> Option<Lock> {
+    ) -> Option<Duration> {
+        // Its entry stays until the next sweep, also without a fence: most keys are locked again.
         let known = self.locks.get_mut(&name.lock)?;
         let lock = known.lock.take_if(|lock| is_this(lock))?;
-        if known.fence.is_none() {
-            self.locks.remove(&name.lock);
-        }
-        Some(lock)
+        Some(lock.expires)
     }
 
     /// Returns the next names of locks behind this one.

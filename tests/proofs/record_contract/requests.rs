@@ -122,7 +122,7 @@ pub(crate) fn name_of(role: &str) -> String {
     let names = named("k", INTENTS);
     let name = match role {
         "lock" => names.lock,
-        "fence" => names.fence,
+        "fence" => names.fence(),
         "record" => names.record.unwrap(),
         _ => names.intent.unwrap().name,
     };
