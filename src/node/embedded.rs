@@ -55,7 +55,13 @@ impl EmbeddedNode {
 
     /// Publishes the release of a lock, and returns the number of its subscribers.
     fn publish(&self, lock: &[u8]) -> usize {
-        let of_lock = self.subscribers.lock().of(lock).to_vec();
+        let subscribers = self.subscribers.lock();
+        if subscribers.0.is_empty() {
+            return 0;
+        }
+        let of_lock = subscribers.of(lock).to_vec();
+        // A subscriber that is notified may lock it.
+        drop(subscribers);
         for subscriber in &of_lock {
             subscriber.notify(of_lock.len());
         }
