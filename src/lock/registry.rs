@@ -33,8 +33,8 @@ use crate::protocol::{FencingToken, Holder, LockKeys};
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     leases: Mutex<Leases>,
-    /// Each running task has a receiver.
-    running: watch::Sender<()>,
+    /// Notified when a drain waits for the running tasks, and the last one ends.
+    ended: Notify,
     /// Notified when the keeper must look earlier than it is about to.
     pub(super) sooner: Notify,
     stage: watch::Sender<DrainStage>,
@@ -48,6 +48,8 @@ struct Leases {
     held: Vec<Option<Held>>,
     /// The numbers that no ticket has.
     unused: Vec<usize>,
+    /// Whether no more tickets are issued.
+    is_draining: bool,
     released: usize,
     /// The releases of lease tasks that have ended, which some node has not confirmed.
     unsettled: VecDeque<UnsettledRelease>,
@@ -98,6 +100,11 @@ pub(crate) struct UnsettledRelease {
 }
 
 impl Leases {
+    /// Returns whether no task has a ticket.
+    fn have_ended(&self) -> bool {
+        self.unused.len() == self.held.len()
+    }
+
     fn held(&self) -> impl Iterator<Item = &Held> {
         self.held.iter().flatten()
     }
@@ -179,8 +186,6 @@ pub(crate) enum DrainStage {
 pub(crate) struct Ticket {
     registry: Arc<Registry>,
     pub(crate) id: usize,
-    /// Dropped last, after which a drain need not wait for it.
-    _running: watch::Receiver<()>,
 }
 
 /// Report of [`Redlock::drain`](crate::Redlock::drain).
@@ -263,7 +268,7 @@ impl Registry {
     pub(crate) fn enter(self: &Arc<Self>) -> Option<Ticket> {
         let mut leases = self.leases.lock();
         // Under the mutex under which a drain ends this: a task is either refused, or found among the running ones.
-        if self.stage() != DrainStage::Open {
+        if leases.is_draining {
             return None;
         }
         let id = leases.unused.pop().unwrap_or_else(|| {
@@ -273,7 +278,6 @@ impl Registry {
         Some(Ticket {
             registry: Arc::clone(self),
             id,
-            _running: self.running.subscribe(),
         })
     }
 
@@ -284,10 +288,10 @@ impl Registry {
             // Wakes those that wait, which do not need the mutex to see the stage.
             self.stage
                 .send_modify(|now| *now = DrainStage::Draining.max(*now));
-            leases.released = 0;
+            (leases.is_draining, leases.released) = (true, 0);
         }
         let ended = tokio::time::timeout(timeout, async {
-            self.running.closed().await;
+            self.all_ended().await;
             self.answered().await;
         });
         let ended = ended.await;
@@ -335,6 +339,22 @@ impl Registry {
             let mut leases = self.leases.lock();
             leases.forget_settled(now);
             leases.unsettled.push_back(unsettled);
+        }
+    }
+
+    /// Waits until no lease task runs.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    async fn all_ended(&self) {
+        loop {
+            // Created before the look, so that no notification is missed.
+            let ended = self.ended.notified();
+            if self.leases.lock().have_ended() {
+                return;
+            }
+            ended.await;
         }
     }
 
@@ -448,8 +468,12 @@ impl Drop for Ticket {
         let mut leases = self.registry.leases.lock();
         let released = leases.set_released(self.id);
         leases.unused.push(self.id);
+        let is_awaited = leases.is_draining && leases.have_ended();
         drop(leases);
         drop(released);
+        if is_awaited {
+            self.registry.ended.notify_waiters();
+        }
     }
 }
 
