@@ -163,7 +163,9 @@ impl IntoFuture for LockRequest {
     type IntoFuture = LockFuture;
 
     fn into_future(self) -> LockFuture {
-        LockFuture(Box::pin(self.lock()))
+        // Written in place, as most of it is for later.
+        let future = Box::write(Box::new_uninit(), self.lock());
+        LockFuture(Box::into_pin(future))
     }
 }
 

@@ -25,8 +25,9 @@ use crate::protocol::{FencingToken, Holder, LockKey, LockKeys};
 #[derive(Debug)]
 pub(crate) struct LockSpan {
     pub(crate) span: Span,
-    /// With the group that was asked last, if there are several.
-    labels: Mutex<LockLabels>,
+    resource: &'static str,
+    /// The group that was asked last, if there are several.
+    group: Mutex<Option<Arc<str>>>,
     /// When the lock was requested.
     pub(crate) began: Instant,
     /// When the caller began to wait. Set by the queue when it does.
@@ -59,10 +60,8 @@ impl LockSpan {
         });
         Self {
             span: span.unwrap_or_else(Span::none),
-            labels: Mutex::new(LockLabels {
-                resource,
-                group: None,
-            }),
+            resource,
+            group: Mutex::default(),
             began: Instant::now(),
             waits_since: OnceLock::new(),
             end: ("lock abandoned", "abandoned", None),
@@ -78,12 +77,12 @@ impl LockSpan {
     /// Notes that a group is asked, if there are several, and returns the labels of the lease there. The outcome counts
     /// for the group that was asked last.
     pub(crate) fn in_group(&self, group: Option<Arc<str>>) -> LockLabels {
+        let resource = self.resource;
         if let Some(group) = &group {
             self.span.record("group", &**group);
+            *self.group.lock() = Some(Arc::clone(group));
         }
-        let mut labels = self.labels.lock();
-        labels.group = group;
-        labels.clone()
+        LockLabels { resource, group }
     }
 
     /// Finishes with an outcome: that of a granted lock has a token, unless fencing is off.
@@ -108,7 +107,8 @@ impl Drop for LockSpan {
         let (message, outcome, token) = self.end;
         let waits_since = self.waits_since.get().and_then(|since| since.get());
         let waited = waits_since.map(Instant::elapsed);
-        let labels = self.labels.lock();
+        let (resource, group) = (self.resource, self.group.lock().take());
+        let labels = LockLabels { resource, group };
         let wait_ms = millis(waited.unwrap_or_default());
         let token = token.map(field::display);
         let event = || {

@@ -76,24 +76,28 @@ impl Driver {
         let lease = Lease::new(asked, cluster.quorum, Duration::ZERO, patience);
         #[cfg(feature = "test-util")]
         let traces = cluster.settings.traces.as_ref();
-        let mut driver = Box::new(Self {
-            command: None,
-            origin,
-            owner,
-            state,
-            #[cfg(feature = "test-util")]
-            trace: traces.map(|traces| traces.begin(&spec.keys, Trace::new(lease.clone()))),
-            lease,
-            votes: VoteReceiver::new(&cluster.names),
-            failures: BTreeMap::new(),
-            decision: 0,
-            timer: None,
-            put_off: None,
-            tie_ends: None,
-            places: places.clone(),
-            is_dropped: false,
-            read: None,
-        });
+        // Written in place, because it is large.
+        let mut driver = Box::write(
+            Box::new_uninit(),
+            Self {
+                command: None,
+                origin,
+                owner,
+                state,
+                #[cfg(feature = "test-util")]
+                trace: traces.map(|traces| traces.begin(&spec.keys, Trace::new(lease.clone()))),
+                lease,
+                votes: VoteReceiver::new(&cluster.names),
+                failures: BTreeMap::new(),
+                decision: 0,
+                timer: None,
+                put_off: None,
+                tie_ends: None,
+                places: places.clone(),
+                is_dropped: false,
+                read: None,
+            },
+        );
         if let Some(acquire) = driver.lease.poll_request() {
             driver.send(acquire, Duration::ZERO);
         }
