@@ -231,7 +231,11 @@ impl Settings {
 
     /// Checks the ttl of a lock, and returns it in whole milliseconds, the unit of the nodes.
     pub(crate) fn ttl(&self, asked: Option<Duration>) -> Result<Duration, LockError> {
-        let (asked, max) = (asked.unwrap_or(self.ttl), self.max_ttl());
+        let Some(asked) = asked else {
+            // Checked when the service was built.
+            return Ok(self.ttl);
+        };
+        let max = self.max_ttl();
         if asked > max {
             return Err(LockError::TtlTooLong { asked, max });
         }

@@ -107,7 +107,7 @@ impl Drop for LockSpan {
         let (message, outcome, token) = self.end;
         let waits_since = self.waits_since.get().and_then(|since| since.get());
         let waited = waits_since.map(Instant::elapsed);
-        let (resource, group) = (self.resource, self.group.lock().take());
+        let (resource, group) = (self.resource, self.group.get_mut().take());
         let labels = LockLabels { resource, group };
         let wait_ms = millis(waited.unwrap_or_default());
         let token = token.map(field::display);

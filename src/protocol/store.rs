@@ -41,20 +41,21 @@ impl Store {
     /// Executes one request, atomically.
     pub fn apply(&mut self, command: &Command, now: Duration) -> Reply {
         let Command { names, owner, op } = command;
-        let kept = names.first().and_then(|name| self.kept(name, now));
+        // Not looked for by releases.
+        let kept = || names.first().and_then(|name| self.kept(name, now));
         match op {
             Op::Acquire {
                 proposal,
                 ttl,
                 retention,
-            } => done(kept, Record::answered).unwrap_or_else(|| {
+            } => done(kept(), Record::answered).unwrap_or_else(|| {
                 self.acquire(command, *proposal, (now + *ttl, now + *retention), now)
             }),
             Op::Confirm {
                 token,
                 ttl,
                 retention,
-            } => done(kept, Record::answered).unwrap_or_else(|| {
+            } => done(kept(), Record::answered).unwrap_or_else(|| {
                 self.confirm(command, *token, (now + *ttl, now + *retention), now)
             }),
             Op::Shared(op) => self.apply_shared(command, *op, now),
@@ -73,7 +74,7 @@ impl Store {
             }),
             Op::Scan { position, .. } => Reply::Scanned(Box::new(self.scan(position, now))),
             Op::Revoke { holder, until } => self.revoke(names, holder, *until, now),
-            Op::Record { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
+            Op::Record { record, retention } => done(kept(), Record::head).unwrap_or_else(|| {
                 let Some(name) = names.first() else {
                     return Reply::Lost;
                 };
@@ -86,7 +87,7 @@ impl Store {
                 self.release(command, false, now);
                 self.keep(name, record, now + *retention, now)
             }),
-            Op::TopUp { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
+            Op::TopUp { record, retention } => done(kept(), Record::head).unwrap_or_else(|| {
                 let Some(name) = names.first() else {
                     return Reply::NotDone;
                 };
@@ -97,8 +98,8 @@ impl Store {
                 }
                 self.keep(name, record, now + *retention, now)
             }),
-            Op::Look => done(kept, Record::answered).unwrap_or(Reply::NotDone),
-            Op::Fetch => kept.map_or(Reply::NotDone, |(record, _)| Reply::Whole(record.clone())),
+            Op::Look => done(kept(), Record::answered).unwrap_or(Reply::NotDone),
+            Op::Fetch => kept().map_or(Reply::NotDone, |(record, _)| Reply::Whole(record.clone())),
             Op::Ping => Reply::Released,
         }
     }

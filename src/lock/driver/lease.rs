@@ -66,16 +66,10 @@ impl Driver {
     ) -> Box<Self> {
         let cluster = &spec.cluster;
         let proposal = || spec.lease.proposal.unwrap_or_else(next_proposal);
-        let asked = LeaseSpec {
-            proposal: spec.is_fenced.then(proposal),
-            ..spec.lease.clone()
-        };
+        let proposal = spec.is_fenced.then(proposal);
         let state = LockState::new(spec, origin);
-        let owner = asked.owner(unguessable(), state.holder.clone());
+        let owner = spec.lease.owner(unguessable(), state.holder.clone());
         let patience = |node: usize| cluster.nodes[node].extra_patience();
-        let lease = Lease::new(asked, cluster.quorum, Duration::ZERO, patience);
-        #[cfg(feature = "test-util")]
-        let traces = cluster.settings.traces.as_ref();
         // Written in place, because it is large.
         let mut driver = Box::write(
             Box::new_uninit(),
@@ -85,8 +79,16 @@ impl Driver {
                 owner,
                 state,
                 #[cfg(feature = "test-util")]
-                trace: traces.map(|traces| traces.begin(&spec.keys, Trace::new(lease.clone()))),
-                lease,
+                trace: None,
+                lease: Lease::new(
+                    LeaseSpec {
+                        proposal,
+                        ..spec.lease.clone()
+                    },
+                    cluster.quorum,
+                    Duration::ZERO,
+                    patience,
+                ),
                 votes: VoteReceiver::new(&cluster.names),
                 failures: BTreeMap::new(),
                 decision: 0,
@@ -98,6 +100,11 @@ impl Driver {
                 read: None,
             },
         );
+        #[cfg(feature = "test-util")]
+        if let Some(traces) = &cluster.settings.traces {
+            let trace = Trace::new(driver.lease.clone());
+            driver.trace = Some(traces.begin(&spec.keys, trace));
+        }
         if let Some(acquire) = driver.lease.poll_request() {
             driver.send(acquire, Duration::ZERO);
         }
