@@ -13,7 +13,8 @@
 //! task for an earlier one would be in vain. The receiver therefore says how many votes of which phase it
 //! needs, and is woken once, by the vote that completes them.
 //!
-//! *Batches.* The receiver takes all votes that have arrived out of the channel together, and hands them out one by one.
+//! *Batches.* The receiver tells whether a vote had arrived when the one before was taken, so that one look at the clock
+//! serves all of them.
 //!
 //! *Trail.* The channel also knows the nodes to which the lease has sent requests, and those whose lane has taken its
 //! release. An acquisition that was not sent needs no release, which is then called off. An acquisition must not be sent,
@@ -28,7 +29,6 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::mem::swap;
 use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::OnceLock;
@@ -254,8 +254,10 @@ impl Packet {
 #[derive(Debug)]
 pub(crate) struct VoteReceiver {
     channel: Arc<Channel>,
-    /// The votes that were taken out of the channel together.
-    arrived: VecDeque<Vote>,
+    /// How many of the votes in the channel had arrived when the first of them was taken.
+    batch: usize,
+    /// The votes of nodes that have executed a command at once. They come first.
+    executed: VecDeque<Vote>,
     /// Whether another receiver has the channel.
     is_taken: bool,
 }
@@ -333,8 +335,8 @@ impl VoteReceiver {
                 sent: AtomicU64::new(0),
                 released: AtomicU64::new(0),
             }),
-            // One phase fits. The votes of a minority rarely arrive when those of the next phase do.
-            arrived: VecDeque::with_capacity(names.len()),
+            batch: 0,
+            executed: VecDeque::new(),
             is_taken: false,
         }
     }
@@ -344,7 +346,8 @@ impl VoteReceiver {
         self.is_taken = true;
         Self {
             channel: Arc::clone(&self.channel),
-            arrived: std::mem::take(&mut self.arrived),
+            batch: self.batch,
+            executed: std::mem::take(&mut self.executed),
             is_taken: false,
         }
     }
@@ -391,24 +394,26 @@ impl VoteReceiver {
     /// Returns a vote that has arrived already.
     #[inline]
     pub(crate) fn try_recv(&mut self) -> Option<Vote> {
-        if self.arrived.is_empty() {
-            let mut queue = self.channel.queue.lock();
-            // Not for nothing: each keeps the memory that it has.
-            if !queue.votes.is_empty() {
-                swap(&mut self.arrived, &mut queue.votes);
-            }
+        if let Some(vote) = self.executed.pop_front() {
+            return Some(vote);
         }
-        self.arrived.pop_front()
+        let mut queue = self.channel.queue.lock();
+        self.batch = match self.batch {
+            0 => queue.votes.len(),
+            batch => batch,
+        }
+        .saturating_sub(1);
+        queue.votes.pop_front()
     }
 
-    /// Returns whether votes are left that had arrived when the last one was taken out of the channel.
+    /// Returns whether votes are left that had arrived when the first one of their batch was taken.
     pub(crate) fn has_more(&self) -> bool {
-        !self.arrived.is_empty()
+        self.batch > 0 || !self.executed.is_empty()
     }
 
     /// Adds the vote of a node that has executed the command of this phase at once.
     pub(crate) fn push(&mut self, node: usize, phase: u32, (outcome, subscribers): Executed) {
-        self.arrived.push_back(Vote {
+        self.executed.push_back(Vote {
             node,
             phase,
             outcome,
@@ -416,9 +421,14 @@ impl VoteReceiver {
         });
     }
 
+    /// Makes room for the votes of so many such nodes.
+    pub(crate) fn reserve(&mut self, nodes: usize) {
+        self.executed.reserve(nodes);
+    }
+
     /// Polls for the next vote; see [`recv`](Self::recv).
     pub(crate) fn poll_recv(&mut self, context: &Context<'_>, awaited: Awaited) -> Poll<Vote> {
-        if self.arrived.is_empty() {
+        if !self.has_more() {
             let mut queue = self.channel.queue.lock();
             if !queue.has(awaited) {
                 match &mut queue.waiting {
@@ -430,15 +440,15 @@ impl VoteReceiver {
                 }
                 return Poll::Pending;
             }
-            swap(&mut self.arrived, &mut queue.votes);
         }
-        self.arrived.pop_front().map_or(Poll::Pending, Poll::Ready)
+        self.try_recv().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
 impl Drop for VoteReceiver {
     fn drop(&mut self) {
-        if self.is_taken {
+        // Without a sender, the channel goes with the receiver.
+        if self.is_taken || Arc::strong_count(&self.channel) == 1 {
             return;
         }
         let mut queue = self.channel.queue.lock();

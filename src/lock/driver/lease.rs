@@ -49,6 +49,8 @@ pub(super) struct Driver {
     tie_ends: Option<Duration>,
     /// The places of the keys in the queue, which know the processes that wait for each key.
     places: Few<Arc<Place>>,
+    /// To how many subscribers a node has published the release, as they were last told.
+    subscribers: Option<u32>,
     /// Whether it is being dropped, so that no panic may come out of it.
     is_dropped: bool,
     /// A read under way.
@@ -96,6 +98,7 @@ impl Driver {
                 put_off: None,
                 tie_ends: None,
                 places: places.clone(),
+                subscribers: None,
                 is_dropped: false,
                 read: None,
             },
@@ -278,7 +281,11 @@ impl Driver {
     }
 
     fn on_vote(&mut self, vote: Vote, now: Duration) {
-        if let Some(subscribers) = vote.subscribers {
+        if let Some(subscribers) = vote.subscribers
+            // Mostly, each node has as many.
+            && vote.subscribers != self.subscribers
+        {
+            self.subscribers = vote.subscribers;
             for place in self.places.iter() {
                 place.set_subscribers(subscribers);
             }
@@ -392,6 +399,7 @@ impl Driver {
         let embedded = nodes.intersection(cluster.embedded);
         if !self.is_dropped && !embedded.is_empty() {
             let now = cluster.home.epoch.at(self.instant(now));
+            self.votes.reserve(embedded.len());
             for number in embedded.iter() {
                 if let Some(executed) = cluster.nodes[number].execute(&packet, now) {
                     self.votes.push(number, phase, executed);

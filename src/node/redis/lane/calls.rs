@@ -1,6 +1,7 @@
 //! The calls of a lane: how jobs are grouped into them, and those in flight.
 
 use std::collections::VecDeque;
+use std::mem::take;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -17,10 +18,10 @@ use crate::node::redis::table::GenerationCheck;
 /// release stays behind its acquisition. A job on several keys is a run of its own.
 #[derive(Default)]
 pub(super) struct Calls {
-    /// The calls of the current run. Behind them are empty ones, which keep their buffers.
+    /// The calls of the current run, of which so many are used. Behind them are empty ones, which keep their buffers.
     run: Vec<OpenCall>,
-    /// The hashes of the keys in the run. Equal hashes of two keys only end a run early.
-    keys: Vec<u64>,
+    used: usize,
+    keys: RunKeys,
     /// The calls in flight, oldest first, in the order of their replies, and behind them those of the next batch.
     calls: VecDeque<Call>,
     /// The jobs of these calls, one call behind the other.
@@ -103,10 +104,10 @@ impl Calls {
         };
         // The older job on this key is in a call of the run. That call may stand behind others when the run is sent, so only
         // the next run is certainly behind it.
-        if self.keys.contains(&hash) {
+        if self.keys.contains(hash) {
             self.end_run(now);
         }
-        self.keys.push(hash);
+        self.keys.insert(hash);
         let (bytes, is_shareable) = (encoded.own_bytes(), encoded.is_shareable(check));
         let fits = |call: &OpenCall| {
             let has_room = call.jobs.len() < MAX_JOBS && call.bytes + bytes <= MAX_BYTES;
@@ -114,14 +115,14 @@ impl Calls {
             let is_like = |other: &Job| other.encoded(check).is_like(encoded);
             has_room && call.jobs.first().is_some_and(is_like)
         };
-        let used = self.run.partition_point(|call| !call.jobs.is_empty());
         // Any call of the run, not only the last: its jobs are on different keys, so their order is free. The first that fits
         // keeps jobs of one kind in the order of submission. If none does, an empty one behind them.
-        let found = is_shareable.then(|| self.run[..used].iter().position(fits));
-        let place = found.flatten().unwrap_or(used);
+        let found = is_shareable.then(|| self.run[..self.used].iter().position(fits));
+        let place = found.flatten().unwrap_or(self.used);
         if place == self.run.len() {
             self.run.push(OpenCall::default());
         }
+        self.used = self.used.max(place + 1);
         let call = &mut self.run[place];
         call.bytes += bytes;
         call.jobs.push(job);
@@ -131,8 +132,8 @@ impl Calls {
     fn end_run(&mut self, now: Instant) {
         self.keys.clear();
         // Put back below with the buffers of its calls, which serve the next runs.
-        let mut run = std::mem::take(&mut self.run);
-        for call in run.iter_mut().take_while(|call| !call.jobs.is_empty()) {
+        let (mut run, used) = (take(&mut self.run), take(&mut self.used));
+        for call in &mut run[..used] {
             call.bytes = 0;
             self.push_call(now, call.jobs.drain(..));
         }
@@ -201,7 +202,38 @@ impl Calls {
         self.unsent = (0, 0);
         self.batches = 0;
         self.transit = Duration::ZERO;
-        std::mem::take(&mut self.jobs)
+        take(&mut self.jobs)
+    }
+}
+
+/// The hashes of the keys in a run. Equal hashes of two keys only end a run early.
+#[derive(Default)]
+struct RunKeys {
+    hashes: Vec<u64>,
+    /// One bit of 512 for each, so that a key that is not there is rarely looked for.
+    bits: [u64; 8],
+}
+
+impl RunKeys {
+    fn contains(&self, hash: u64) -> bool {
+        let (word, bit) = Self::place(hash);
+        self.bits[word] & bit != 0 && self.hashes.contains(&hash)
+    }
+
+    fn insert(&mut self, hash: u64) {
+        let (word, bit) = Self::place(hash);
+        self.bits[word] |= bit;
+        self.hashes.push(hash);
+    }
+
+    fn clear(&mut self) {
+        self.hashes.clear();
+        self.bits = [0; 8];
+    }
+
+    fn place(hash: u64) -> (usize, u64) {
+        let [low, high, ..] = hash.to_le_bytes();
+        (usize::from(high % 8), 1 << (low % 64))
     }
 }
 

@@ -142,6 +142,7 @@ impl Lane {
             if let Some(live) = self.live.as_mut().filter(|_| is_refused) {
                 live.shares_from = now + SHARING_PAUSE;
             }
+            let took = now - call.sent;
             for place in 0..call.jobs {
                 let Some(job) = self.calls.jobs.pop_front() else {
                     break;
@@ -151,7 +152,7 @@ impl Lane {
                     // Sent again behind the other replies at hand. The server has executed nothing.
                     self.parked.push_back(job);
                 } else {
-                    forgot_all |= self.on_answered(job, &value, now, now - call.sent);
+                    forgot_all |= self.on_answered(job, &value, now, took);
                 }
             }
         }
