@@ -18,9 +18,12 @@ use std::time::Duration;
 
 use crate::protocol::holder::Holder;
 use crate::protocol::message::{Answer, Reply};
-use crate::protocol::quorum::{NodeSet, Quorum, which};
+use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::record::{Fingerprint, Record};
 use crate::protocol::round::{Copies, Decided};
+
+/// The number of nodes for which a round needs no list.
+const FEW: usize = 5;
 
 /// The number of second phases before an attempt is given up.
 const MAX_STEPS: u8 = 3;
@@ -39,8 +42,11 @@ pub struct AcquireRound {
     unanswered: NodeSet,
     granted: NodeSet,
     refused: NodeSet,
-    /// What came with these answers, by node.
-    acquired: Vec<Acquired>,
+    /// The numbers in the grants, by node, and those of nodes behind the first few. Zero without one.
+    numbers: [u64; FEW],
+    further_numbers: Vec<u64>,
+    /// What came with the refusals, in ascending order: which node sent it does not matter.
+    held: Vec<Held>,
     /// Whether readers hold the lock at some node.
     is_shared: bool,
     /// The holders that nodes have named.
@@ -63,18 +69,13 @@ pub struct AcquireRound {
     records: Option<Box<Records>>,
 }
 
-/// The answer of one node to the `ACQUIRE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Acquired {
-    /// No answer, or none that counts.
-    Nothing,
-    Granted(u64),
-    Held {
-        /// The time until it is free; the longest if that is unknown.
-        expires_in: Duration,
-        /// The free slots, if the node named them.
-        free: Option<u64>,
-    },
+/// What the refusal of a node tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Held {
+    /// The time until it is free; the longest if that is unknown.
+    expires_in: Duration,
+    /// The free slots, if the node named them.
+    free: Option<u64>,
 }
 
 /// The next step, after the answers so far.
@@ -137,7 +138,9 @@ impl AcquireRound {
             unanswered: NodeSet::all(quorum),
             granted: NodeSet::default(),
             refused: NodeSet::default(),
-            acquired: vec![Acquired::Nothing; quorum.nodes()],
+            numbers: [0; FEW],
+            further_numbers: vec![0; quorum.nodes().saturating_sub(FEW)],
+            held: Vec::new(),
             is_shared: false,
             named: Vec::new(),
             highest: 0,
@@ -163,12 +166,8 @@ impl AcquireRound {
         if !self.unanswered.remove(node) {
             return self.with_records(AcquireStep::Wait, node, answer);
         }
-        let held = |expires_in: Option<Duration>, free| Acquired::Held {
-            expires_in: expires_in.unwrap_or(Duration::MAX),
-            free,
-        };
-        let acquired = match *answer {
-            Answer::Replied(Reply::Granted(number)) => Acquired::Granted(number),
+        match *answer {
+            Answer::Replied(Reply::Granted(number)) => self.on_grant(node, number),
             Answer::Replied(Reply::Held {
                 expires_in,
                 ref shown,
@@ -176,28 +175,46 @@ impl AcquireRound {
                 let shown = shown.as_ref();
                 self.named
                     .extend(shown.and_then(|shown| shown.holder.clone()));
-                held(expires_in, None)
+                self.on_held(node, expires_in, None);
             }
             Answer::Replied(Reply::HeldShared { expires_in }) => {
                 self.is_shared = true;
-                held(expires_in, None)
+                self.on_held(node, expires_in, None);
             }
-            Answer::Replied(Reply::HeldSlot { expires_in, free }) => held(expires_in, Some(free)),
+            Answer::Replied(Reply::HeldSlot { expires_in, free }) => {
+                self.on_held(node, expires_in, Some(free));
+            }
             // No grant either.
-            Answer::Replied(Reply::Done { .. } | Reply::Intended) => held(None, None),
-            Answer::Replied(_) | Answer::Failed | Answer::NeverSent => Acquired::Nothing,
-        };
-        match acquired {
-            Acquired::Nothing => {}
-            Acquired::Granted(number) => {
-                self.highest = self.highest.max(number);
-                self.granted.insert(node);
+            Answer::Replied(Reply::Done { .. } | Reply::Intended) => {
+                self.on_held(node, None, None);
             }
-            Acquired::Held { .. } => self.refused.insert(node),
+            Answer::Replied(_) | Answer::Failed | Answer::NeverSent => {}
         }
-        self.acquired[node] = acquired;
         let step = self.decide();
         self.with_records(step, node, answer)
+    }
+
+    fn on_grant(&mut self, node: usize, number: u64) {
+        self.highest = self.highest.max(number);
+        self.granted.insert(node);
+        match self.numbers.get_mut(node) {
+            Some(place) => *place = number,
+            None => self.further_numbers[node - FEW] = number,
+        }
+    }
+
+    fn on_held(&mut self, node: usize, expires_in: Option<Duration>, free: Option<u64>) {
+        self.refused.insert(node);
+        let expires_in = expires_in.unwrap_or(Duration::MAX);
+        let held = Held { expires_in, free };
+        let place = self.held.partition_point(|before| *before < held);
+        self.held.insert(place, held);
+    }
+
+    /// Returns the number in the grant of a node that granted it.
+    fn number(&self, node: usize) -> u64 {
+        let few = self.numbers.get(node).copied();
+        few.unwrap_or_else(|| self.further_numbers[node - FEW])
     }
 
     /// Takes the answer of `node` to the `CONFIRM` of the current second phase.
@@ -273,10 +290,8 @@ impl AcquireRound {
 
     /// Returns the nodes that have answered exactly `token` so far.
     pub fn acknowledged(&self, token: u64) -> NodeSet {
-        let granted = which(&self.acquired, |acquired| {
-            *acquired == Acquired::Granted(token)
-        });
-        let granted = granted.collect::<NodeSet>().without(self.lost);
+        let granted = self.granted.without(self.lost).iter();
+        let granted: NodeSet = granted.filter(|node| self.number(*node) == token).collect();
         match token == self.target {
             true => granted.union(self.exact),
             false => granted,
@@ -386,10 +401,7 @@ impl AcquireRound {
             if granted.len() < majority {
                 return self.refuse_if_impossible(candidates.len());
             }
-            let mut numbers = self.acquired.iter().filter_map(|acquired| match acquired {
-                Acquired::Granted(number) => Some(*number),
-                _ => None,
-            });
+            let mut numbers = granted.iter().map(|node| self.number(node));
             let agreed = numbers.find(|number| self.acknowledged(*number).len() >= majority);
             return match agreed {
                 Some(token) => AcquireStep::Granted(token),
@@ -459,11 +471,7 @@ impl AcquireRound {
 
     /// Returns the slots that a majority of the nodes that named free slots named.
     fn free_slots(&self) -> u64 {
-        let free = |acquired: &Acquired| match *acquired {
-            Acquired::Held { free, .. } => free,
-            _ => None,
-        };
-        let named = || self.acquired.iter().filter_map(free);
+        let named = || self.held.iter().filter_map(|held| held.free);
         let is_free = |slot: &u32| {
             let naming_it = named().filter(|free| free >> slot & 1 == 1);
             2 * naming_it.count() > named().count()
@@ -475,17 +483,11 @@ impl AcquireRound {
 
     /// Returns the time until a majority is free, if the holders do not renew.
     fn free_in(&self) -> Option<Duration> {
-        // A key that never expires comes last, not first.
-        let held_for = |acquired: &Acquired| match *acquired {
-            Acquired::Held { expires_in, .. } => Some(expires_in),
-            _ => None,
-        };
-        let held = || self.acquired.iter().filter_map(held_for);
-        let others = self.quorum.nodes() - held().count();
+        let others = self.quorum.nodes() - self.held.len();
         let needed = self.quorum.majority().saturating_sub(others).max(1);
-        let is_enough = |left: &Duration| held().filter(|other| other <= left).count() >= needed;
-        let left = held().filter(is_enough).min();
-        left.filter(|left| *left < Duration::MAX)
+        // A key that never expires comes last, not first.
+        let last_needed = self.held.get(needed - 1)?;
+        Some(last_needed.expires_in).filter(|left| *left < Duration::MAX)
     }
 }
 

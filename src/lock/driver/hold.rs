@@ -206,6 +206,7 @@ impl Driver {
     /// Makes one attempt of another owner, which executes nothing, and returns what it has found.
     async fn repair(&mut self) -> Decided {
         let mut repairer = self.repairer();
+        repairer.begin();
         let mut found = Decided::Undecided;
         while !repairer.lease.is_releasing() {
             if let Some(Event::Decided(decided)) = repairer.next_event(pin!(pending::<()>())).await

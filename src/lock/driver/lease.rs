@@ -60,62 +60,57 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Begins an attempt: sends its first request to every node.
-    pub(super) fn new(
-        spec: &Arc<LockSpec>,
-        origin: Instant,
-        places: &Few<Arc<Place>>,
-    ) -> Box<Self> {
+    /// Creates an attempt, which is to [begin](Self::begin) where it stays.
+    pub(super) fn new(spec: &Arc<LockSpec>, origin: Instant, places: &Few<Arc<Place>>) -> Self {
         let cluster = &spec.cluster;
         let proposal = || spec.lease.proposal.unwrap_or_else(next_proposal);
         let proposal = spec.is_fenced.then(proposal);
         let state = LockState::new(spec, origin);
         let owner = spec.lease.owner(unguessable(), state.holder.clone());
         let patience = |node: usize| cluster.nodes[node].extra_patience();
-        // Written in place, because it is large.
-        let mut driver = Box::write(
-            Box::new_uninit(),
-            Self {
-                command: None,
-                origin,
-                owner,
-                state,
-                #[cfg(feature = "test-util")]
-                trace: None,
-                lease: Lease::new(
-                    LeaseSpec {
-                        proposal,
-                        ..spec.lease.clone()
-                    },
-                    cluster.quorum,
-                    Duration::ZERO,
-                    patience,
-                ),
-                votes: VoteReceiver::new(&cluster.names),
-                failures: BTreeMap::new(),
-                decision: 0,
-                timer: None,
-                put_off: None,
-                tie_ends: None,
-                places: places.clone(),
-                subscribers: None,
-                is_dropped: false,
-                read: None,
-            },
-        );
+        Self {
+            command: None,
+            origin,
+            owner,
+            state,
+            #[cfg(feature = "test-util")]
+            trace: None,
+            lease: Lease::new(
+                LeaseSpec {
+                    proposal,
+                    ..spec.lease.clone()
+                },
+                cluster.quorum,
+                Duration::ZERO,
+                patience,
+            ),
+            votes: VoteReceiver::new(&cluster.names),
+            failures: BTreeMap::new(),
+            decision: 0,
+            timer: None,
+            put_off: None,
+            tie_ends: None,
+            places: places.clone(),
+            subscribers: None,
+            is_dropped: false,
+            read: None,
+        }
+    }
+
+    /// Sends the first request to every node.
+    pub(super) fn begin(&mut self) {
         #[cfg(feature = "test-util")]
-        if let Some(traces) = &cluster.settings.traces {
-            let trace = Trace::new(driver.lease.clone());
-            driver.trace = Some(traces.begin(&spec.keys, trace));
+        if let Some(traces) = &self.state.spec.cluster.settings.traces {
+            let trace = Trace::new(self.lease.clone());
+            self.trace = Some(traces.begin(&self.state.spec.keys, trace));
         }
-        if let Some(acquire) = driver.lease.poll_request() {
-            driver.send(acquire, Duration::ZERO);
+        if let Some(acquire) = self.lease.poll_request() {
+            self.send(acquire, Duration::ZERO);
         }
-        driver
     }
 
     /// Returns a driver of another owner, which executes nothing.
-    pub(super) fn repairer(&self) -> Box<Self> {
+    pub(super) fn repairer(&self) -> Self {
         let mut spec = LockSpec::clone(&self.state.spec);
         if let Some(once) = &mut spec.lease.once {
             once.executes = false;

@@ -69,7 +69,7 @@ pub(crate) struct LockTask {
     /// The waits between attempts, from the first one on.
     backoff: Option<Box<Backoff>>,
     /// The attempt under way, and the lock once it is granted.
-    driver: Option<Box<Driver>>,
+    driver: Option<Driver>,
     span: Span,
 }
 
@@ -87,8 +87,8 @@ impl LockTask {
         span: Span,
     ) -> Result<Box<Self>, LockError> {
         let ticket = spec.registry.enter().ok_or(LockError::Closed)?;
-        // Boxed, because it moves from the caller to the runtime.
-        Ok(Box::new(Self {
+        // Boxed, because it moves from the caller to the runtime; and written in place, because it is large.
+        let task = Self {
             spec,
             slot_table: slot_table.map(Box::new),
             permit,
@@ -99,7 +99,8 @@ impl LockTask {
             backoff: None,
             driver: None,
             span,
-        }))
+        };
+        Ok(Box::write(Box::new_uninit(), task))
     }
 
     /// Acquires the lock.
@@ -245,15 +246,18 @@ impl LockTask {
         if let Some(backoff) = &mut self.backoff {
             backoff.forget_releases();
         }
-        let driver = Driver::new(&self.spec, began, &self.permit.places);
+        // Kept in the task, whose drop releases it.
+        let driver = self
+            .driver
+            .insert(Driver::new(&self.spec, began, &self.permit.places));
+        driver.begin();
         let abandoned = async {
             match caller {
                 Some(caller) => caller.closed().await,
                 None => pending().await,
             }
         };
-        // Kept in the task, whose drop releases it.
-        let refused = match self.driver.insert(driver).attempt(abandoned).await {
+        let refused = match driver.attempt(abandoned).await {
             Ok(Ok((guard, granted))) => {
                 self.begin_holding(granted);
                 return Ok(Ok(guard));
