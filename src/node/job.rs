@@ -55,8 +55,6 @@ pub(crate) struct Job {
     /// When the request has become useless: for a release, when its lock has certainly expired, unless it also
     /// takes back an intent.
     pub(crate) useful_until: Instant,
-    /// How often it was sent.
-    times_sent: u8,
 }
 
 /// A command, encoded once and shared by all nodes.
@@ -108,7 +106,6 @@ impl Job {
             packet,
             sender,
             useful_until,
-            times_sent: 0,
         }
     }
 
@@ -144,7 +141,6 @@ impl Job {
 
     /// Marks the job as sent. How long a release leaves the keys taken is counted from now on.
     pub(crate) fn mark_sent(&mut self) {
-        self.times_sent = self.times_sent.saturating_add(1);
         self.sender.mark_sent();
         if let (Op::ReleaseAfter { .. }, Some(until)) = (self.op(), self.packet.until) {
             let left = until.saturating_duration_since(Instant::now());
@@ -155,7 +151,7 @@ impl Job {
 
     /// Returns whether the server may have executed it before, on a connection that is gone.
     pub(crate) fn is_repeated(&self) -> bool {
-        self.times_sent > 1
+        self.sender.times_sent > 1
     }
 
     /// Answers the job and keeps it, to be sent again and answered once more.
@@ -267,7 +263,10 @@ pub(crate) struct VoteReceiver {
 pub(crate) struct VoteSender {
     channel: Arc<Channel>,
     phase: u32,
-    node: usize,
+    // A group has at most 64 nodes. Few bytes, because a request is moved from queue to queue.
+    node: u8,
+    /// How often its request was sent.
+    times_sent: u8,
     is_used: bool,
     /// Boxed because it is rare, and every request carries a sender.
     extras: Option<Box<Extras>>,
@@ -360,12 +359,17 @@ impl VoteReceiver {
     }
 
     /// Returns the sender of one node for the current phase.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there are no such nodes.
     pub(crate) fn sender(&self, node: usize) -> VoteSender {
         VoteSender {
             channel: Arc::clone(&self.channel),
             // Relaxed: only the receiver changes it.
             phase: self.channel.phase.load(Ordering::Relaxed),
-            node,
+            node: u8::try_from(node).expect("a group has at most 64 nodes"),
+            times_sent: 0,
             is_used: false,
             extras: None,
             subscribers: None,
@@ -491,7 +495,8 @@ impl VoteSender {
     }
 
     /// Marks its node as one that has received a request of the lease.
-    pub(crate) fn mark_sent(&self) {
+    pub(crate) fn mark_sent(&mut self) {
+        self.times_sent = self.times_sent.saturating_add(1);
         // Relaxed here and below: a node's bits are set and read by its lane only.
         self.channel.sent.fetch_or(self.bit(), Ordering::Relaxed);
     }
@@ -514,7 +519,7 @@ impl VoteSender {
         self.is_released() && !was_sent
     }
 
-    /// Returns the bit of its node. A group has at most 64 nodes.
+    /// Returns the bit of its node.
     fn bit(&self) -> u64 {
         1 << self.node
     }
@@ -532,7 +537,7 @@ impl VoteSender {
             queue.votes.reserve(channel.names.len());
         }
         queue.votes.push_back(Vote {
-            node: self.node,
+            node: usize::from(self.node),
             phase: self.phase,
             outcome,
             subscribers: self.subscribers,
@@ -553,7 +558,7 @@ impl VoteSender {
 impl Drop for VoteSender {
     fn drop(&mut self) {
         if !self.is_used {
-            let node = self.channel.names.get(self.node);
+            let node = self.channel.names.get(usize::from(self.node));
             self.push(Err(NodeFailure::Disconnected {
                 node: node.cloned().unwrap_or_default(),
                 why: "the request was dropped unanswered".into(),
