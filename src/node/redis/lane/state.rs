@@ -322,7 +322,6 @@ impl Lane {
     }
 
     /// Returns what to send for a job to a server that has this failure, if it has one. Fails a job that is not sent.
-    #[inline]
     pub(super) fn accept(
         &mut self,
         job: Job,

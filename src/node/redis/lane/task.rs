@@ -100,7 +100,12 @@ impl Lane {
                 self.finish(job, Ok(Reply::Released));
                 continue;
             }
-            let Some(job) = self.accept(job, failure.as_ref(), now) else {
+            // Mostly as it is, without a move.
+            let accepted = match failure.is_none() && job.is_wanted(now) {
+                true => Some(job),
+                false => self.accept(job, failure.as_ref(), now),
+            };
+            let Some(job) = accepted else {
                 continue;
             };
             if may_send {
