@@ -251,7 +251,7 @@ impl Packet {
 pub(crate) struct VoteReceiver {
     channel: Arc<Channel>,
     /// How many of the votes in the channel had arrived when the first of them was taken.
-    batch: usize,
+    batch: u32,
     /// The votes of nodes that have executed a command at once. They come first.
     executed: VecDeque<Vote>,
     /// Whether another receiver has the channel.
@@ -403,7 +403,8 @@ impl VoteReceiver {
         }
         let mut queue = self.channel.queue.lock();
         self.batch = match self.batch {
-            0 => queue.votes.len(),
+            // Two phases of 64 nodes at most.
+            0 => u32::try_from(queue.votes.len()).unwrap_or(u32::MAX),
             batch => batch,
         }
         .saturating_sub(1);

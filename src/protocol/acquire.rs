@@ -44,13 +44,11 @@ pub struct AcquireRound {
     refused: NodeSet,
     /// The numbers in the grants, by node, and those of nodes behind the first few. Zero without one.
     numbers: [u64; FEW],
-    further_numbers: Vec<u64>,
+    further_numbers: Box<[u64]>,
     /// What came with the refusals, in ascending order: which node sent it does not matter.
     held: Vec<Held>,
     /// Whether readers hold the lock at some node.
     is_shared: bool,
-    /// The holders that nodes have named.
-    named: Vec<Holder>,
     /// The highest number in any answer.
     highest: u64,
     /// 0 during `ACQUIRE`, then the number of the current second phase.
@@ -70,12 +68,14 @@ pub struct AcquireRound {
 }
 
 /// What the refusal of a node tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Held {
     /// The time until it is free; the longest if that is unknown.
     expires_in: Duration,
     /// The free slots, if the node named them.
     free: Option<u64>,
+    /// Who holds it, if the node named one.
+    holder: Option<Holder>,
 }
 
 /// The next step, after the answers so far.
@@ -139,10 +139,9 @@ impl AcquireRound {
             granted: NodeSet::default(),
             refused: NodeSet::default(),
             numbers: [0; FEW],
-            further_numbers: vec![0; quorum.nodes().saturating_sub(FEW)],
+            further_numbers: (FEW..quorum.nodes()).map(|_| 0).collect(),
             held: Vec::new(),
             is_shared: false,
-            named: Vec::new(),
             highest: 0,
             step: 0,
             target: 0,
@@ -172,21 +171,19 @@ impl AcquireRound {
                 expires_in,
                 ref shown,
             }) => {
-                let shown = shown.as_ref();
-                self.named
-                    .extend(shown.and_then(|shown| shown.holder.clone()));
-                self.on_held(node, expires_in, None);
+                let holder = shown.as_ref().and_then(|shown| shown.holder.clone());
+                self.on_held(node, expires_in, None, holder);
             }
             Answer::Replied(Reply::HeldShared { expires_in }) => {
                 self.is_shared = true;
-                self.on_held(node, expires_in, None);
+                self.on_held(node, expires_in, None, None);
             }
             Answer::Replied(Reply::HeldSlot { expires_in, free }) => {
-                self.on_held(node, expires_in, Some(free));
+                self.on_held(node, expires_in, Some(free), None);
             }
             // No grant either.
             Answer::Replied(Reply::Done { .. } | Reply::Intended) => {
-                self.on_held(node, None, None);
+                self.on_held(node, None, None, None);
             }
             Answer::Replied(_) | Answer::Failed | Answer::NeverSent => {}
         }
@@ -203,10 +200,19 @@ impl AcquireRound {
         }
     }
 
-    fn on_held(&mut self, node: usize, expires_in: Option<Duration>, free: Option<u64>) {
+    fn on_held(
+        &mut self,
+        node: usize,
+        expires_in: Option<Duration>,
+        free: Option<u64>,
+        holder: Option<Holder>,
+    ) {
         self.refused.insert(node);
-        let expires_in = expires_in.unwrap_or(Duration::MAX);
-        let held = Held { expires_in, free };
+        let held = Held {
+            expires_in: expires_in.unwrap_or(Duration::MAX),
+            free,
+            holder,
+        };
         let place = self.held.partition_point(|before| *before < held);
         self.held.insert(place, held);
     }
@@ -462,11 +468,12 @@ impl AcquireRound {
     /// Returns the holder that more than half of the nodes name that refused. Where callers compete, or one has died, nodes
     /// name different ones.
     fn holder(&self) -> Option<&Holder> {
-        let by_most = |holder: &&Holder| {
-            let naming_it = self.named.iter().filter(|named| *named == *holder);
+        let mut named = self.held.iter().filter_map(|held| held.holder.as_ref());
+        let all = named.clone();
+        named.find(|holder| {
+            let naming_it = all.clone().filter(|named| named == holder);
             2 * naming_it.count() > self.refused.len()
-        };
-        self.named.iter().find(by_most)
+        })
     }
 
     /// Returns the slots that a majority of the nodes that named free slots named.
