@@ -158,7 +158,8 @@ async fn minority_that_forgot_the_lock_does_not_resolve_lost() {
 fn dropped_runtime_resolves_lost() {
     let (home, elsewhere) = (real_runtime(), real_runtime());
     let redlock = Redlock::in_memory(3);
-    let guard = home.block_on(redlock.try_lock("k").into_future()).unwrap();
+    let lock = |key: &'static str| home.block_on(redlock.try_lock(key).into_future()).unwrap();
+    let (guard, _held) = (lock("k"), lock("held"));
     elsewhere.block_on(async {
         let mut lost = pin!(guard.lost());
         assert!(timeout(ms(20), lost.as_mut()).await.is_err());
@@ -174,6 +175,9 @@ fn dropped_runtime_resolves_lost() {
         assert_eq!(released, Err(ReleaseError::Lost(LostReason::Abandoned)));
         // The service itself goes on in the runtime that it is used in.
         assert!(redlock.try_lock("other").await.is_ok());
+        // No task releases the lock whose holder still exists, so a drain waits for no answer.
+        let drained = timeout(secs(1), redlock.drain(secs(60))).await;
+        assert_eq!(drained.unwrap().held, []);
     });
 }
 

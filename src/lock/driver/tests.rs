@@ -12,10 +12,11 @@ use super::*;
 use crate::lock::LockError;
 use crate::lock::cluster::Cluster;
 use crate::lock::guard::LockGuard;
-use crate::lock::queue::{Permit, Wait};
+use crate::lock::queue::{LocalQueue, Permit, Wait};
 use crate::lock::state::LockSpec;
 use crate::lock::state::tests::granted;
 use crate::node::{Job, Mutex, Node, NodeFailure, Subscriber, Subscription};
+use crate::protocol::lease::Access;
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::{LockKey, Namespace, Quorum};
 
@@ -49,6 +50,13 @@ impl Waiting {
         self.jobs.lock().remove(0).sender.send(outcome);
     }
 
+    /// Does the same with a release that it has published.
+    fn publish(&self, subscribers: usize) {
+        let mut release = self.jobs.lock().remove(0);
+        release.sender.set_subscribers(subscribers);
+        release.sender.send(Ok(Reply::Released));
+    }
+
     fn grant(&self, number: u64) {
         self.answer(Ok(Reply::Granted(number)));
     }
@@ -72,6 +80,14 @@ fn asking(
     count: usize,
     is_broken: bool,
 ) -> (Vec<Arc<Waiting>>, Spawn<impl Future<Output = Acquired>>) {
+    asking_with(Permit::default(), count, is_broken)
+}
+
+fn asking_with(
+    permit: Permit,
+    count: usize,
+    is_broken: bool,
+) -> (Vec<Arc<Waiting>>, Spawn<impl Future<Output = Acquired>>) {
     let node = |number: usize| {
         Arc::new(Waiting {
             name: number.to_string().into(),
@@ -89,7 +105,7 @@ fn asking(
         .names(&LockKey::from("k").into(), |_| [0; 32])
         .unwrap();
     let wait = Wait::new(Instant::now(), [None, None], None);
-    let task = LockTask::new(Arc::new(spec), None, Permit::default(), wait, Span::none()).unwrap();
+    let task = LockTask::new(Arc::new(spec), None, permit, wait, Span::none()).unwrap();
     let mut acquiring = spawn(async { task.acquire().await.map_err(LockError::from) });
     assert_pending!(acquiring.poll());
     (nodes, acquiring)
@@ -210,4 +226,21 @@ async fn nodes_get_a_tick_more_if_their_end_is_found_late() {
         assert!(acquiring.is_woken());
         assert_eq!(assert_ready!(acquiring.poll()).is_ok(), answers);
     }
+}
+
+/// Nodes may know of different processes that wait for the key.
+#[tokio::test(start_paused = true)]
+async fn place_learns_how_many_subscribers_a_node_reported_last() {
+    let (queue, keys) = (Arc::<LocalQueue>::default(), LockKey::from("k").into());
+    let permit = queue.try_acquire(&keys, Access::Exclusive).unwrap();
+    let place = Arc::clone(&permit.places[0]);
+    let (nodes, mut acquiring) = asking_with(permit, 3, false);
+    nodes.iter().for_each(|node| node.grant(7));
+    let guard = assert_ready!(acquiring.poll()).unwrap();
+    let mut releasing = spawn(guard.release());
+    assert_pending!(releasing.poll());
+    nodes[0].publish(0);
+    nodes[1].publish(2);
+    assert!(assert_ready!(releasing.poll()).is_ok());
+    assert_eq!(place.notified(), Some(3));
 }
