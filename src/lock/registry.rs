@@ -16,15 +16,18 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::lock::rest::{Left, Rest};
 use crate::node::{Home, Mutex, Vote, VoteReceiver};
+use crate::protocol::lease::Awaited;
 use crate::protocol::message::Answer;
 use crate::protocol::round::ReleaseRound;
 use crate::protocol::{FencingToken, Holder, LockKeys};
@@ -131,12 +134,15 @@ impl Leases {
         }
     }
 
-    /// Takes a release that some node may still answer in time.
-    fn take_silent(&mut self, now: Instant) -> Option<UnsettledRelease> {
-        let is_silent =
-            |release: &UnsettledRelease| now < release.due && !release.round.silent().is_empty();
-        let silent = self.unsettled.iter().position(is_silent)?;
-        self.unsettled.swap_remove_back(silent)
+    /// Counts the answers that have arrived. Returns when the last node is overdue that has not answered a release, and is not
+    /// yet; `None` if there is none. The task is woken by the next answer.
+    fn last_due(&mut self, context: &Context<'_>) -> Option<Instant> {
+        let now = Instant::now();
+        let waits = |release: &mut UnsettledRelease| {
+            let is_open = now < release.due && release.poll_answered(context).is_pending();
+            is_open.then_some(release.due)
+        };
+        self.unsettled.iter_mut().filter_map(waits).max()
     }
 }
 
@@ -149,17 +155,13 @@ impl UnsettledRelease {
         now < self.gone_at && !self.round.unreleased().is_empty()
     }
 
-    /// Waits until every node has answered, or is overdue.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped at any point.
-    async fn answered(&mut self) {
-        while !self.round.silent().is_empty()
-            && let Some(vote) = self.votes.recv_until(self.due).await
-        {
+    /// Polls until every node has answered.
+    fn poll_answered(&mut self, context: &Context<'_>) -> Poll<()> {
+        while !self.round.silent().is_empty() {
+            let vote = ready!(self.votes.poll_recv(context, Awaited::default()));
             self.on_vote(vote);
         }
+        Poll::Ready(())
     }
 
     fn on_vote(&mut self, vote: Vote) {
@@ -364,16 +366,16 @@ impl Registry {
     ///
     /// May be dropped at any point.
     async fn answered(&self) {
-        let keep = |release| self.leases.lock().unsettled.push_back(release);
-        loop {
-            let Some(release) = self.leases.lock().take_silent(Instant::now()) else {
-                return;
-            };
-            let mut release = Left(Some(release), keep);
-            if let Some(release) = &mut release.0 {
-                release.answered().await;
-            }
-        }
+        let last_due = poll_fn(|context| Poll::Ready(self.leases.lock().last_due(context)));
+        let Some(due) = last_due.await else {
+            return;
+        };
+        // Where they are, because another drain may report them meanwhile.
+        let answered = poll_fn(|context| match self.leases.lock().last_due(context) {
+            Some(_) => Poll::Pending,
+            None => Poll::Ready(()),
+        });
+        drop(timeout_at(due, answered).await);
     }
 
     /// Logs, once, that a task requests a lock which it requested before and which is still held: it may wait for

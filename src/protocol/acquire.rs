@@ -46,7 +46,7 @@ pub struct AcquireRound {
     numbers: [u64; FEW],
     further_numbers: Box<[u64]>,
     /// What came with the refusals, in ascending order: which node sent it does not matter.
-    held: Vec<Held>,
+    held: Vec<NodeRefusal>,
     /// Whether readers hold the lock at some node.
     is_shared: bool,
     /// The highest number in any answer.
@@ -69,7 +69,7 @@ pub struct AcquireRound {
 
 /// What the refusal of a node tells.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Held {
+struct NodeRefusal {
     /// The time until it is free; the longest if that is unknown.
     expires_in: Duration,
     /// The free slots, if the node named them.
@@ -139,7 +139,7 @@ impl AcquireRound {
             granted: NodeSet::default(),
             refused: NodeSet::default(),
             numbers: [0; FEW],
-            further_numbers: (FEW..quorum.nodes()).map(|_| 0).collect(),
+            further_numbers: vec![0; quorum.nodes().saturating_sub(FEW)].into(),
             held: Vec::new(),
             is_shared: false,
             highest: 0,
@@ -208,7 +208,7 @@ impl AcquireRound {
         holder: Option<Holder>,
     ) {
         self.refused.insert(node);
-        let held = Held {
+        let held = NodeRefusal {
             expires_in: expires_in.unwrap_or(Duration::MAX),
             free,
             holder,

@@ -462,7 +462,7 @@ impl Driver {
     }
 
     /// Waits until the releases are sent. The drop of the driver leaves the answers to the registry.
-    pub(super) async fn finish_recording(&mut self) {
+    pub(super) async fn send_releases(&mut self) {
         while !self.lease.is_releasing() {
             self.next_event(pin!(pending::<()>())).await;
         }

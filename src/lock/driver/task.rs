@@ -186,7 +186,7 @@ impl LockTask {
             true => driver.release(permit).await,
             false => Box::pin(driver.finish(permit)).await,
         }
-        driver.finish_recording().await;
+        driver.send_releases().await;
     }
 
     /// Makes attempts until the lock is decided. Without a caller whose going away is heard of, returns `None` before it
