@@ -330,6 +330,11 @@ impl Lease {
         self.spec.once.is_some() && !self.is_begun
     }
 
+    /// Returns whether an attempt has ended and goes on without its caller: a replay, to the nodes that lack the record.
+    pub fn outlives_caller(&self) -> bool {
+        matches!(self.stage, LifeStage::Recording(_)) && !self.is_begun
+    }
+
     /// Returns whether nothing is left to do.
     pub fn is_settled(&self) -> bool {
         matches!(&self.stage, LifeStage::Releasing { round, .. } if round.silent().is_empty())

@@ -6,7 +6,7 @@ use support::{ms, secs, three_nodes, three_nodes_with};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::LockKeys;
 use tower_redlock::test_util::{Gate, OpKind};
-use tower_redlock::{LockError, LostReason, Redlock};
+use tower_redlock::{Drained, LockError, LostReason, Redlock};
 
 use crate::common::{process_with, processes};
 
@@ -29,6 +29,28 @@ async fn drain_forgets_an_unconfirmed_release_when_it_is_confirmed_late() {
         assert_eq!(drained.is_clean(), unconfirmed == 0);
         sleep(ms(900)).await;
     }
+}
+
+/// A majority has confirmed the release, and one node may still answer in time.
+#[tokio::test(start_paused = true)]
+async fn a_drain_that_waits_for_an_answer_hides_it_from_no_other_drain() {
+    let (nodes, redlock) = three_nodes();
+    let guard = redlock.try_lock("k").await.unwrap();
+    nodes.set_for(2, OpKind::Release, Gate::Slow(ms(30)));
+    guard.release().await.unwrap();
+    let draining = redlock.clone();
+    let draining = tokio::spawn(async move { draining.drain(secs(10)).await });
+    sleep(ms(1)).await;
+    let drained = redlock.drain(ms(0)).await;
+    let lagging = |drained: Drained| {
+        drained
+            .lagging_nodes
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    };
+    let (seen, waited): (Vec<_>, Vec<_>) = (lagging(drained), lagging(draining.await.unwrap()));
+    assert_eq!((seen, waited), (vec!["embedded-2".to_owned()], vec![]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -60,7 +60,8 @@ pub(crate) struct LockTask {
     /// The slots of a caller that takes any of them, until it has one.
     slot_table: Option<Box<SlotTable>>,
     permit: Permit,
-    ticket: Ticket,
+    /// Taken by the drop.
+    ticket: Option<Ticket>,
     /// Since when it is held, and its count in the metrics, until the last share is gone.
     held: Option<(Instant, Counted)>,
     /// The task that requested the lock, which is not the one that owns it from the grant on.
@@ -92,7 +93,7 @@ impl LockTask {
             spec,
             slot_table: slot_table.map(Box::new),
             permit,
-            ticket,
+            ticket: Some(ticket),
             held: None,
             requester: task::try_id(),
             wait,
@@ -147,11 +148,11 @@ impl LockTask {
 
     /// Leaves a lock that is granted at rest.
     fn rest(self: Box<Self>, cluster: &Cluster) {
-        // It is there from the grant up to the drop.
-        let Some(driver) = &self.driver else {
+        // Both are there from the grant up to the drop.
+        let (Some(driver), Some(ticket)) = (&self.driver, &self.ticket) else {
             return;
         };
-        let (state, id, due) = (Arc::clone(&driver.state), self.ticket.id, driver.due());
+        let (state, id, due) = (Arc::clone(&driver.state), ticket.id, driver.due());
         let span = self.span.clone();
         // Without room for a disabled one, because many locks may be held.
         let rest = match span.is_none() {
@@ -169,8 +170,12 @@ impl LockTask {
         if let Some(mut caller) = caller {
             // Boxed, because most of a lock's time is after it.
             let outcome = Box::pin(self.decide(Some(&mut caller))).await;
+            let is_granted = matches!(outcome, Some(Ok(_)));
             // If the caller has gone away, this drops the guard, and the hold ends at once.
             drop(outcome.map(|outcome| caller.send(outcome)));
+            if !is_granted {
+                return;
+            }
         }
         let Some(driver) = &mut self.driver else {
             return;
@@ -271,7 +276,7 @@ impl LockTask {
         };
         // Nothing waits for its release: each node gets it before the request of the next attempt, which has another
         // owner.
-        self.driver = None;
+        self.driver.take_if(|driver| driver.lease.is_releasing());
         refused.map(Err)
     }
 
@@ -282,8 +287,9 @@ impl LockTask {
         self.held = Some((since, Counted::held()));
         if let Some(driver) = &self.driver {
             self.permit.set_holder(&driver.state, self.requester);
-            self.ticket
-                .set_held(Arc::<LockState>::clone(&driver.state), since);
+            if let Some(ticket) = &self.ticket {
+                ticket.set_held(Arc::<LockState>::clone(&driver.state), since);
+            }
         }
         self.permit.unsubscribe();
         (self.slot_table, self.backoff) = (None, None);
@@ -353,9 +359,21 @@ impl LockTask {
 impl Drop for LockTask {
     fn drop(&mut self) {
         // First the releases, so that the requests of the next caller follow them on every node.
+        let going_on = self.driver.take_if(|driver| driver.lease.outlives_caller());
         self.driver = None;
         drop(take(&mut self.permit));
         self.end_holding();
+        if let Some(mut driver) = going_on {
+            let ticket = self.ticket.take();
+            let going_on = async move {
+                driver.send_releases().await;
+                drop(driver);
+                // Last: a drain waits for it.
+                drop(ticket);
+            };
+            let home = &self.spec.cluster.home;
+            home.spawn(going_on.instrument(self.span.clone()));
+        }
     }
 }
 
