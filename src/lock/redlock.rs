@@ -248,10 +248,11 @@ impl Redlock {
 
     /// Adds the defaults for HTTP requests: their locks fail fast, and are renewed for a bounded time, because a
     /// client must not keep a lock for ever by reading slowly.
-    pub(crate) fn request_options(&self, options: LockOptions) -> LockOptions {
+    pub(crate) fn request_options(&self, mut options: LockOptions) -> LockOptions {
         let max_hold = self.0.settings.max_hold.unwrap_or(MAX_HOLD_OF_REQUESTS);
-        let defaults = LockOptions::default().wait(Duration::ZERO);
-        options.or(defaults.max_hold(max_hold))
+        options.wait.get_or_insert(Duration::ZERO);
+        options.max_hold.get_or_insert(max_hold);
+        options
     }
 
     /// Checks the ttl of a layer against the settings of the service.

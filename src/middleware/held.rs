@@ -66,7 +66,8 @@ impl LockHandles {
     /// Returns the handles of a request, none at first. Clones of the extensions share them.
     pub(crate) fn from_extensions(extensions: &mut Extensions) -> Self {
         extensions
-            .get_or_insert_with(|| Self(Arc::default()))
+            // Most requests take one lock.
+            .get_or_insert_with(|| Self(Arc::new(Mutex::new(Vec::with_capacity(1)))))
             .clone()
     }
 
