@@ -2,13 +2,13 @@
 //!
 //! # Implementation details
 //!
-//! Each lease task holds a [`Ticket`] from before its first request until its last release is sent.
+//! Each lease task holds a [`Ticket`] from before its first request until it ends, with its releases sent.
 //! [`Registry::enter`] issues tickets under a mutex, and [`Registry::drain`] ends that under the same mutex
 //! before it waits. No task enters after that, and `drain` waits for all that entered before.
 //!
 //! Most releases are confirmed by a majority when the task ends, and the answers of the other nodes matter to none but
-//! `drain`. So no task waits for them: the registry keeps the channel, and counts what has arrived whenever the next
-//! task ends.
+//! `drain`. So no task waits for them: the registry keeps the channel, and counts what has arrived whenever it keeps
+//! another one, or a task ends.
 //!
 //! A lock that is held may [rest](crate::lock::rest) until something is due, such as its first renewal. One task, the keeper, looks then
 //! for all locks of the registry. There is one while locks rest.
@@ -54,7 +54,7 @@ struct Leases {
     /// Whether no more tickets are issued.
     is_draining: bool,
     released: usize,
-    /// The releases of lease tasks that have ended, which some node has not confirmed.
+    /// The releases of attempts and locks that have ended, which some node had not confirmed.
     unsettled: VecDeque<UnsettledRelease>,
     /// When the keeper looks next; `None` if there is none.
     looks_at: Option<Instant>,
@@ -86,7 +86,7 @@ pub(crate) trait Listed: fmt::Debug + Send + Sync {
     fn wake(&self);
 }
 
-/// A release that some node had not confirmed when its lease task ended.
+/// A release that some node had not confirmed when its attempt or its lock ended.
 #[derive(Debug)]
 pub(crate) struct UnsettledRelease {
     /// Where later confirmations arrive, and in which phase.
@@ -112,8 +112,8 @@ impl Leases {
         self.held.iter().flatten()
     }
 
-    /// Notes that a majority has released the keys of a ticket, if a guard of them was handed out. The lock is to be dropped
-    /// without the mutex.
+    /// Notes that the keys of a ticket are released, if a guard of them was handed out. The lock is to be dropped without the
+    /// mutex.
     #[must_use]
     fn set_released(&mut self, id: usize) -> Option<Held> {
         let released = self.held[id].take();
@@ -121,21 +121,28 @@ impl Leases {
         released
     }
 
-    /// Forgets releases that are settled by now, two at most: one more is kept then, so those that are not settled
-    /// are about half of what is kept, and no lock pays for an outage before it.
-    fn forget_settled(&mut self, now: Instant) {
-        for _ in 0..2 {
-            let Some(mut oldest) = self.unsettled.pop_front() else {
-                return;
-            };
-            if oldest.is_open(now) {
-                self.unsettled.push_back(oldest);
-            }
+    /// Takes out releases that are settled by now, two at most: one more is kept at most for each call, so those that are not
+    /// settled are about half of what is kept, and no lock pays for an outage before it. They are to be dropped without the
+    /// mutex, because they may wake a task.
+    #[must_use]
+    fn take_settled(&mut self, now: Instant) -> [Option<UnsettledRelease>; 2] {
+        // After an outage.
+        if self.unsettled.capacity() > 64.max(4 * self.unsettled.len()) {
+            self.unsettled.shrink_to(2 * self.unsettled.len());
         }
+        [(); 2].map(|()| {
+            let oldest = self.unsettled.front_mut()?;
+            let is_settled = !oldest.is_open(now);
+            if !is_settled {
+                self.unsettled.rotate_left(1);
+                return None;
+            }
+            self.unsettled.pop_front()
+        })
     }
 
     /// Counts the answers that have arrived. Returns when the last node is overdue that has not answered a release, and is not
-    /// yet; `None` if there is none. The task is woken by the next answer.
+    /// yet; `None` if there is none. The task is woken by the next answer, unless another drain asks after it.
     fn last_due(&mut self, context: &Context<'_>) -> Option<Instant> {
         let now = Instant::now();
         let waits = |release: &mut UnsettledRelease| {
@@ -334,13 +341,16 @@ impl Registry {
         held
     }
 
-    /// Keeps the release of a lease task that ends, until every node has confirmed it or the keys have ended by their ttl.
+    /// Keeps the release of an attempt or a lock that ends, until every node has confirmed it or the keys have ended by their
+    /// ttl.
     pub(crate) fn keep_unsettled(&self, mut unsettled: UnsettledRelease) {
         let now = Instant::now();
         if unsettled.is_open(now) {
             let mut leases = self.leases.lock();
-            leases.forget_settled(now);
+            let settled = leases.take_settled(now);
             leases.unsettled.push_back(unsettled);
+            drop(leases);
+            drop(settled);
         }
     }
 
@@ -360,7 +370,8 @@ impl Registry {
         }
     }
 
-    /// Waits until the nodes have answered all releases of lease tasks that have ended, or are overdue.
+    /// Waits until the nodes have answered all releases of what has ended, or are overdue. Of several drains beside each other,
+    /// some wait until the nodes are overdue.
     ///
     /// # Cancel safety
     ///
@@ -463,6 +474,12 @@ impl Ticket {
             due: None,
         });
     }
+
+    /// Notes that a majority has released them, although the task goes on.
+    pub(crate) fn set_released(&self) {
+        let released = self.registry.leases.lock().set_released(self.id);
+        drop(released);
+    }
 }
 
 impl Drop for Ticket {
@@ -470,9 +487,11 @@ impl Drop for Ticket {
         let mut leases = self.registry.leases.lock();
         let released = leases.set_released(self.id);
         leases.unused.push(self.id);
+        // Rarely, so that most locks do not look at the clock.
+        let settled = (!leases.unsettled.is_empty()).then(|| leases.take_settled(Instant::now()));
         let is_awaited = leases.is_draining && leases.have_ended();
         drop(leases);
-        drop(released);
+        drop((released, settled));
         if is_awaited {
             self.registry.ended.notify_waiters();
         }
@@ -485,39 +504,58 @@ mod tests {
     use crate::protocol::message::Reply;
     use crate::protocol::{LockKey, NodeSet, Quorum};
 
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Returns a release that no node has confirmed, whose keys are gone after this time.
+    fn unsettled(gone_in: Duration) -> UnsettledRelease {
+        let (names, quorum) = ([(); 3].map(|()| "n".into()), Quorum::new(3).unwrap());
+        let names = Arc::from(names);
+        UnsettledRelease {
+            votes: VoteReceiver::new(&names),
+            phase: 0,
+            names,
+            keys: LockKey::from("k").into(),
+            round: ReleaseRound::new(quorum, NodeSet::all(quorum)),
+            due: Instant::now(),
+            gone_at: Instant::now() + gone_in,
+        }
+    }
+
+    /// Otherwise an outage would leave them behind where the later releases are confirmed at once.
+    #[tokio::test(start_paused = true)]
+    async fn tasks_that_leave_nothing_behind_take_away_what_is_settled() {
+        let registry = Arc::<Registry>::default();
+        let ends = || drop(registry.enter().unwrap());
+        let left = || registry.leases.lock().unsettled.len();
+        (0..100).for_each(|_| registry.keep_unsettled(unsettled(SECOND)));
+        (0..100).for_each(|_| ends());
+        assert_eq!(left(), 100);
+        tokio::time::advance(2 * SECOND).await;
+        (0..50).for_each(|_| ends());
+        assert_eq!(left(), 0);
+        assert!(registry.leases.lock().unsettled.capacity() < 100);
+    }
+
     /// As many as one process may leave behind in an outage, behind one with a long ttl.
     #[tokio::test(start_paused = true)]
     async fn registry_keeps_about_what_is_unconfirmed() {
         let registry = Arc::<Registry>::default();
-        let keys = LockKeys::from(LockKey::from("k"));
-        let names: Arc<[Arc<str>]> = vec![Arc::from("n"); 3].into();
-        let second = Duration::from_secs(1);
-        let quorum = Quorum::new(3).unwrap();
         let mut late = Vec::new();
         let mut most = 0;
         for lock in 0..1_000 {
             let ticket = registry.enter().unwrap();
-            let votes = VoteReceiver::new(&names);
+            let release = unsettled(if lock == 0 { 2_000 } else { 10 } * SECOND);
             // Half of them are confirmed later, the others end by their ttl.
             if lock % 2 == 0 {
-                late.extend((0..3).map(|node| votes.sender(node)));
+                late.extend((0..3).map(|node| release.votes.sender(node)));
             }
-            let ttl = if lock == 0 { 2_000 } else { 10 };
-            registry.keep_unsettled(UnsettledRelease {
-                votes,
-                phase: 0,
-                names: Arc::clone(&names),
-                keys: keys.clone(),
-                round: ReleaseRound::new(quorum, NodeSet::all(quorum)),
-                due: Instant::now(),
-                gone_at: Instant::now() + ttl * second,
-            });
+            registry.keep_unsettled(release);
             drop(ticket);
             if late.len() >= 9 {
                 late.drain(3..)
                     .for_each(|vote| vote.send(Ok(Reply::Released)));
             }
-            tokio::time::advance(second).await;
+            tokio::time::advance(SECOND).await;
             most = most.max(registry.leases.lock().unsettled.len());
         }
         assert!(most < 30, "{most}");

@@ -343,6 +343,9 @@ impl VoteReceiver {
     /// Takes the channel, with all its votes, from a receiver that is about to be dropped.
     pub(crate) fn take(&mut self) -> Self {
         self.is_taken = true;
+        // Its task does not wait any more. Dropped without the mutex.
+        let waiting = self.channel.queue.lock().waiting.take();
+        drop(waiting);
         Self {
             channel: Arc::clone(&self.channel),
             batch: self.batch,
@@ -403,7 +406,7 @@ impl VoteReceiver {
         }
         let mut queue = self.channel.queue.lock();
         self.batch = match self.batch {
-            // Two phases of 64 nodes at most.
+            // One for each request to each node.
             0 => u32::try_from(queue.votes.len()).unwrap_or(u32::MAX),
             batch => batch,
         }

@@ -332,7 +332,8 @@ impl Lease {
 
     /// Returns whether an attempt has ended and goes on without its caller: a replay, to the nodes that lack the record.
     pub fn outlives_caller(&self) -> bool {
-        matches!(self.stage, LifeStage::Recording(_)) && !self.is_begun
+        // Without an outcome of its own, it is the replay of another.
+        matches!(&self.stage, LifeStage::Recording(recording) if recording.own.is_none())
     }
 
     /// Returns whether nothing is left to do.

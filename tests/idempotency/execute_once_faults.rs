@@ -170,6 +170,17 @@ async fn a_plain_lock_and_an_execution_of_one_key_exclude_each_other() {
     }
 }
 
+/// Although its task waits for a node that hangs.
+#[tokio::test(start_paused = true)]
+async fn an_execution_that_a_majority_has_recorded_is_not_held() {
+    let nodes = ScriptedNodes::new(3);
+    nodes.set_for(2, OpKind::Record, Gate::Mute);
+    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    assert!(counter.run(redlock.once("k")).await.is_ok());
+    let drained = redlock.drain(ms(0)).await;
+    assert_eq!(drained.held, [], "{drained:?}");
+}
+
 /// At its timeout a drain stops the renewal, not the work, whose result is still recorded.
 #[tokio::test(start_paused = true)]
 async fn drain_lets_the_work_end_and_records_its_result() {

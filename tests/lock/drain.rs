@@ -186,7 +186,7 @@ async fn drain_reports_an_unconfirmed_release_for_two_ttl() {
     assert!(again.is_clean() && again.lagging_nodes.is_empty());
 }
 
-/// Although the task of the lock still waits for a slow node.
+/// Although a node has not answered.
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_a_majority_has_released_is_not_held() {
     let (nodes, [redlock]) = processes();

@@ -461,7 +461,8 @@ impl Driver {
         self.handle(self.dropped(true));
     }
 
-    /// Waits until the releases are sent. The drop of the driver leaves the answers to the registry.
+    /// Goes on until the releases are sent: behind an execution, also until they are answered. The drop of the driver leaves
+    /// what is not answered to the registry.
     pub(super) async fn send_releases(&mut self) {
         while !self.lease.is_releasing() {
             self.next_event(pin!(pending::<()>())).await;
@@ -539,8 +540,7 @@ fn note(
 /// The timer is reset only to fire sooner, or after it has fired too early. Otherwise, a lock that is held for a
 /// moment would register and remove several timers that never fire.
 ///
-/// The timer of a home that has ended panics when it is polled. What the next home finishes, such as the release of an
-/// abandoned attempt, gets a new one.
+/// The timer of a home that has ended panics when it is polled. What the next home finishes gets a new one.
 fn poll_timer(
     timer: &mut Option<(usize, Pin<Box<Sleep>>)>,
     home: usize,

@@ -2,9 +2,9 @@
 //!
 //! # Implementation details
 //!
-//! One task owns a lock from its first request to its last answer. It makes attempts until a majority grants the lock,
-//! each with a lease, a driver and an owner token of its own, and keeps those that were refused until their releases are
-//! answered. What the lock needs next, the lease says.
+//! One task owns a lock from its first request to its release. It makes attempts until a majority grants the lock, each
+//! with a lease, a driver and an owner token of its own. What the lock needs next, the lease says. The drop of a driver
+//! leaves the answers that are still to come to the [registry](crate::lock::registry).
 //!
 //! | file | what |
 //! |---|---|

@@ -12,8 +12,8 @@
 //!   queue, whether its own caller polls or not.
 //! * The task is begun by a caller elsewhere, whose runtime may rest or end before the home does.
 //!
-//! Nothing waits for the answers to releases that no caller waits for: the drop of the task leaves them to the
-//! [registry](crate::lock::registry).
+//! No task waits for the answers to releases that no caller waits for, but behind an execution: the drop of the driver
+//! leaves them to the [registry](crate::lock::registry).
 //!
 //! A panic while the caller polls the task is caught, as the runtime catches it in a spawned task: the drop of the task
 //! cleans up, and the caller gets an error.
@@ -190,6 +190,13 @@ impl LockTask {
         match driver.lease.is_holding() {
             true => driver.release(permit).await,
             false => Box::pin(driver.finish(permit)).await,
+        }
+        let majority = self.spec.cluster.quorum.majority();
+        if !driver.lease.is_releasing()
+            && driver.lease.release_round().1.released() >= majority
+            && let Some(ticket) = &self.ticket
+        {
+            ticket.set_released();
         }
         driver.send_releases().await;
     }
