@@ -115,6 +115,22 @@ fn outcome_is_told_by_a_majority_and_written_to_the_rest() {
     assert_eq!(world.callers[0].published, 1);
 }
 
+/// With an outcome of its own, a lease ends when its task dies, also if it copies the record of another.
+#[test]
+fn only_a_replay_outlives_its_caller() {
+    let mut copies = granted();
+    copies.serve(0, &[2]);
+    copies.handle(0, store(record(1)));
+    assert!(!copies.callers[0].lease.outlives_caller());
+    let mut replays = stored(&[0, 1, 2], record(1));
+    replays.call(once(7));
+    assert!(!replays.callers[0].lease.outlives_caller());
+    replays.serve(0, &[0, 1]);
+    assert!(replays.callers[0].lease.outlives_caller());
+    replays.serve(0, &[2]);
+    assert!(!replays.callers[0].lease.outlives_caller());
+}
+
 /// The lease copies the record to the last node, and then releases what that may have locked.
 fn ends_with_a_copy(world: &mut World, node: usize, retention: Duration, release: Op) {
     let record = record(1);
