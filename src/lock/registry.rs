@@ -36,8 +36,8 @@ use crate::protocol::{FencingToken, Holder, LockKeys};
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     leases: Mutex<Leases>,
-    /// Notified when a drain waits for the running tasks, and the last one ends.
-    ended: Notify,
+    /// Each running task has a receiver.
+    running: watch::Sender<()>,
     /// Notified when the keeper must look earlier than it is about to.
     pub(super) sooner: Notify,
     stage: watch::Sender<DrainStage>,
@@ -51,8 +51,6 @@ struct Leases {
     held: Vec<Option<Held>>,
     /// The numbers that no ticket has.
     unused: Vec<usize>,
-    /// Whether no more tickets are issued.
-    is_draining: bool,
     released: usize,
     /// The releases of attempts and locks that have ended, which some node had not confirmed.
     unsettled: VecDeque<UnsettledRelease>,
@@ -103,11 +101,6 @@ pub(crate) struct UnsettledRelease {
 }
 
 impl Leases {
-    /// Returns whether no task has a ticket.
-    fn have_ended(&self) -> bool {
-        self.unused.len() == self.held.len()
-    }
-
     fn held(&self) -> impl Iterator<Item = &Held> {
         self.held.iter().flatten()
     }
@@ -131,9 +124,7 @@ impl Leases {
             self.unsettled.shrink_to(2 * self.unsettled.len());
         }
         [(); 2].map(|()| {
-            let oldest = self.unsettled.front_mut()?;
-            let is_settled = !oldest.is_open(now);
-            if !is_settled {
+            if self.unsettled.front_mut()?.is_open(now) {
                 self.unsettled.rotate_left(1);
                 return None;
             }
@@ -195,6 +186,8 @@ pub(crate) enum DrainStage {
 pub(crate) struct Ticket {
     registry: Arc<Registry>,
     pub(crate) id: usize,
+    /// Dropped last, after which a drain need not wait for it.
+    _running: watch::Receiver<()>,
 }
 
 /// Report of [`Redlock::drain`](crate::Redlock::drain).
@@ -277,7 +270,7 @@ impl Registry {
     pub(crate) fn enter(self: &Arc<Self>) -> Option<Ticket> {
         let mut leases = self.leases.lock();
         // Under the mutex under which a drain ends this: a task is either refused, or found among the running ones.
-        if leases.is_draining {
+        if self.stage() != DrainStage::Open {
             return None;
         }
         let id = leases.unused.pop().unwrap_or_else(|| {
@@ -287,6 +280,7 @@ impl Registry {
         Some(Ticket {
             registry: Arc::clone(self),
             id,
+            _running: self.running.subscribe(),
         })
     }
 
@@ -297,14 +291,13 @@ impl Registry {
             // Wakes those that wait, which do not need the mutex to see the stage.
             self.stage
                 .send_modify(|now| *now = DrainStage::Draining.max(*now));
-            (leases.is_draining, leases.released) = (true, 0);
+            leases.released = 0;
         }
         let ended = tokio::time::timeout(timeout, async {
-            self.all_ended().await;
+            self.running.closed().await;
             self.answered().await;
         });
-        let ended = ended.await;
-        if ended.is_err() {
+        if ended.await.is_err() {
             self.stage.send_modify(|now| *now = DrainStage::TimedOut);
         }
         let (mut leases, now) = (self.leases.lock(), Instant::now());
@@ -351,22 +344,6 @@ impl Registry {
             leases.unsettled.push_back(unsettled);
             drop(leases);
             drop(settled);
-        }
-    }
-
-    /// Waits until no lease task runs.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped at any point.
-    async fn all_ended(&self) {
-        loop {
-            // Created before the look, so that no notification is missed.
-            let ended = self.ended.notified();
-            if self.leases.lock().have_ended() {
-                return;
-            }
-            ended.await;
         }
     }
 
@@ -489,12 +466,8 @@ impl Drop for Ticket {
         leases.unused.push(self.id);
         // Rarely, so that most locks do not look at the clock.
         let settled = (!leases.unsettled.is_empty()).then(|| leases.take_settled(Instant::now()));
-        let is_awaited = leases.is_draining && leases.have_ended();
         drop(leases);
         drop((released, settled));
-        if is_awaited {
-            self.registry.ended.notify_waiters();
-        }
     }
 }
 

@@ -231,11 +231,10 @@ impl Settings {
 
     /// Checks the ttl of a lock, and returns it in whole milliseconds, the unit of the nodes.
     pub(crate) fn ttl(&self, asked: Option<Duration>) -> Result<Duration, LockError> {
-        let Some(asked) = asked else {
+        let (Some(asked), max) = (asked, self.max_ttl()) else {
             // Checked when the service was built.
             return Ok(self.ttl);
         };
-        let max = self.max_ttl();
         if asked > max {
             return Err(LockError::TtlTooLong { asked, max });
         }

@@ -77,11 +77,11 @@ impl LockSpan {
     /// Notes that a group is asked, if there are several, and returns the labels of the lease there. The outcome counts
     /// for the group that was asked last.
     pub(crate) fn in_group(&self, group: Option<Arc<str>>) -> LockLabels {
-        let resource = self.resource;
         if let Some(group) = &group {
             self.span.record("group", &**group);
             *self.group.lock() = Some(Arc::clone(group));
         }
+        let resource = self.resource;
         LockLabels { resource, group }
     }
 

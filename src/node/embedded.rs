@@ -55,13 +55,11 @@ impl EmbeddedNode {
 
     /// Publishes the release of a lock, and returns the number of its subscribers.
     fn publish(&self, lock: &[u8]) -> usize {
-        let subscribers = self.subscribers.lock();
-        if subscribers.0.is_empty() {
-            return 0;
-        }
-        let of_lock = subscribers.of(lock).to_vec();
-        // A subscriber that is notified may lock it.
-        drop(subscribers);
+        // Copied, because a subscriber that is notified may lock them.
+        let of_lock = match self.subscribers.lock() {
+            subscribers if subscribers.0.is_empty() => return 0,
+            subscribers => subscribers.of(lock).to_vec(),
+        };
         for subscriber in &of_lock {
             subscriber.notify(of_lock.len());
         }

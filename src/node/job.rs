@@ -405,12 +405,11 @@ impl VoteReceiver {
             return Some(vote);
         }
         let mut queue = self.channel.queue.lock();
-        self.batch = match self.batch {
+        if self.batch == 0 {
             // One for each request to each node.
-            0 => u32::try_from(queue.votes.len()).unwrap_or(u32::MAX),
-            batch => batch,
+            self.batch = u32::try_from(queue.votes.len()).unwrap_or(u32::MAX);
         }
-        .saturating_sub(1);
+        self.batch = self.batch.saturating_sub(1);
         queue.votes.pop_front()
     }
 

@@ -67,16 +67,9 @@ pub struct AcquireRound {
     records: Option<Box<Records>>,
 }
 
-/// What the refusal of a node tells.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct NodeRefusal {
-    /// The time until it is free; the longest if that is unknown.
-    expires_in: Duration,
-    /// The free slots, if the node named them.
-    free: Option<u64>,
-    /// Who holds it, if the node named one.
-    holder: Option<Holder>,
-}
+/// What the refusal of a node tells: the time until the lock is free, the longest if that is unknown; the free slots and who
+/// holds it, if the node named them.
+type NodeRefusal = (Duration, Option<u64>, Option<Holder>);
 
 /// The next step, after the answers so far.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -165,56 +158,42 @@ impl AcquireRound {
         if !self.unanswered.remove(node) {
             return self.with_records(AcquireStep::Wait, node, answer);
         }
-        match *answer {
-            Answer::Replied(Reply::Granted(number)) => self.on_grant(node, number),
+        let refusal = match *answer {
+            Answer::Replied(Reply::Granted(number)) => {
+                self.highest = self.highest.max(number);
+                self.granted.insert(node);
+                match self.numbers.get_mut(node) {
+                    Some(place) => *place = number,
+                    None => self.further_numbers[node - FEW] = number,
+                }
+                None
+            }
             Answer::Replied(Reply::Held {
                 expires_in,
                 ref shown,
             }) => {
                 let holder = shown.as_ref().and_then(|shown| shown.holder.clone());
-                self.on_held(node, expires_in, None, holder);
+                Some((expires_in, None, holder))
             }
             Answer::Replied(Reply::HeldShared { expires_in }) => {
                 self.is_shared = true;
-                self.on_held(node, expires_in, None, None);
+                Some((expires_in, None, None))
             }
             Answer::Replied(Reply::HeldSlot { expires_in, free }) => {
-                self.on_held(node, expires_in, Some(free), None);
+                Some((expires_in, Some(free), None))
             }
             // No grant either.
-            Answer::Replied(Reply::Done { .. } | Reply::Intended) => {
-                self.on_held(node, None, None, None);
-            }
-            Answer::Replied(_) | Answer::Failed | Answer::NeverSent => {}
+            Answer::Replied(Reply::Done { .. } | Reply::Intended) => Some((None, None, None)),
+            Answer::Replied(_) | Answer::Failed | Answer::NeverSent => None,
+        };
+        if let Some((expires_in, free, holder)) = refusal {
+            self.refused.insert(node);
+            let refusal = (expires_in.unwrap_or(Duration::MAX), free, holder);
+            let place = self.held.partition_point(|before| *before < refusal);
+            self.held.insert(place, refusal);
         }
         let step = self.decide();
         self.with_records(step, node, answer)
-    }
-
-    fn on_grant(&mut self, node: usize, number: u64) {
-        self.highest = self.highest.max(number);
-        self.granted.insert(node);
-        match self.numbers.get_mut(node) {
-            Some(place) => *place = number,
-            None => self.further_numbers[node - FEW] = number,
-        }
-    }
-
-    fn on_held(
-        &mut self,
-        node: usize,
-        expires_in: Option<Duration>,
-        free: Option<u64>,
-        holder: Option<Holder>,
-    ) {
-        self.refused.insert(node);
-        let held = NodeRefusal {
-            expires_in: expires_in.unwrap_or(Duration::MAX),
-            free,
-            holder,
-        };
-        let place = self.held.partition_point(|before| *before < held);
-        self.held.insert(place, held);
     }
 
     /// Returns the number in the grant of a node that granted it.
@@ -468,7 +447,7 @@ impl AcquireRound {
     /// Returns the holder that more than half of the nodes name that refused. Where callers compete, or one has died, nodes
     /// name different ones.
     fn holder(&self) -> Option<&Holder> {
-        let mut named = self.held.iter().filter_map(|held| held.holder.as_ref());
+        let mut named = self.held.iter().filter_map(|(.., holder)| holder.as_ref());
         let all = named.clone();
         named.find(|holder| {
             let naming_it = all.clone().filter(|named| named == holder);
@@ -478,7 +457,7 @@ impl AcquireRound {
 
     /// Returns the slots that a majority of the nodes that named free slots named.
     fn free_slots(&self) -> u64 {
-        let named = || self.held.iter().filter_map(|held| held.free);
+        let named = || self.held.iter().filter_map(|(_, free, _)| *free);
         let is_free = |slot: &u32| {
             let naming_it = named().filter(|free| free >> slot & 1 == 1);
             2 * naming_it.count() > named().count()
@@ -493,8 +472,8 @@ impl AcquireRound {
         let others = self.quorum.nodes() - self.held.len();
         let needed = self.quorum.majority().saturating_sub(others).max(1);
         // A key that never expires comes last, not first.
-        let last_needed = self.held.get(needed - 1)?;
-        Some(last_needed.expires_in).filter(|left| *left < Duration::MAX)
+        let (left, ..) = self.held.get(needed - 1)?;
+        Some(*left).filter(|left| *left < Duration::MAX)
     }
 }
 

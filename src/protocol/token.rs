@@ -65,18 +65,15 @@ impl OwnerToken {
 
     /// Returns what follows them in its value: nothing, for most tokens.
     pub(crate) fn shown_value(&self) -> String {
-        let Some(Shown {
-            fingerprint,
-            holder,
-        }) = self.shown.as_deref()
-        else {
+        let Some(shown) = &self.shown else {
             return String::new();
         };
-        let fingerprint = fingerprint.map(Fingerprint::to_hex).unwrap_or_default();
-        let holder = holder
-            .as_ref()
+        let fingerprint = shown.fingerprint.map(Fingerprint::to_hex);
+        let holder = shown
+            .holder
+            .iter()
             .map(|holder| " ".to_owned() + &holder.to_value());
-        fingerprint + &holder.unwrap_or_default()
+        fingerprint.into_iter().chain(holder).collect()
     }
 }
 

@@ -49,8 +49,6 @@ pub(super) struct Driver {
     tie_ends: Option<Duration>,
     /// The places of the keys in the queue, which know the processes that wait for each key.
     places: Few<Arc<Place>>,
-    /// To how many subscribers a node has published the release, as they were last told.
-    subscribers: Option<u32>,
     /// Whether it is being dropped, so that no panic may come out of it.
     is_dropped: bool,
     /// A read under way.
@@ -64,7 +62,6 @@ impl Driver {
     pub(super) fn new(spec: &Arc<LockSpec>, origin: Instant, places: &Few<Arc<Place>>) -> Self {
         let cluster = &spec.cluster;
         let proposal = || spec.lease.proposal.unwrap_or_else(next_proposal);
-        let proposal = spec.is_fenced.then(proposal);
         let state = LockState::new(spec, origin);
         let owner = spec.lease.owner(unguessable(), state.holder.clone());
         let patience = |node: usize| cluster.nodes[node].extra_patience();
@@ -77,7 +74,7 @@ impl Driver {
             trace: None,
             lease: Lease::new(
                 LeaseSpec {
-                    proposal,
+                    proposal: spec.is_fenced.then(proposal),
                     ..spec.lease.clone()
                 },
                 cluster.quorum,
@@ -91,7 +88,6 @@ impl Driver {
             put_off: None,
             tie_ends: None,
             places: places.clone(),
-            subscribers: None,
             is_dropped: false,
             read: None,
         }
@@ -276,11 +272,7 @@ impl Driver {
     }
 
     fn on_vote(&mut self, vote: Vote, now: Duration) {
-        if let Some(subscribers) = vote.subscribers
-            // Mostly, each node has as many.
-            && vote.subscribers != self.subscribers
-        {
-            self.subscribers = vote.subscribers;
+        if let Some(subscribers) = vote.subscribers {
             for place in self.places.iter() {
                 place.set_subscribers(subscribers);
             }

@@ -170,10 +170,10 @@ impl LockTask {
         if let Some(mut caller) = caller {
             // Boxed, because most of a lock's time is after it.
             let outcome = Box::pin(self.decide(Some(&mut caller))).await;
-            let is_granted = matches!(outcome, Some(Ok(_)));
             // If the caller has gone away, this drops the guard, and the hold ends at once.
             drop(outcome.map(|outcome| caller.send(outcome)));
-            if !is_granted {
+            // Without a grant, the drop does what is left.
+            if self.held.is_none() {
                 return;
             }
         }

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::queue::place::{
-    CallerStage, Failed, Memo, Occupancy, PERMITS, Place, PlaceKey, PlaceState, permits,
+    CallerStage, Failed, Memo, Occupancy, PERMITS, Place, PlaceState, permits,
 };
 use crate::lock::state::LockState;
 use crate::node::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -40,7 +40,7 @@ use crate::protocol::{Few, Holder, KeyNames, LockKey, LockKeys};
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueue {
     /// By key and number of slots.
-    places: Mutex<HashMap<PlaceKey, Arc<Place>>>,
+    places: Mutex<HashMap<(LockKey, Option<usize>), Arc<Place>>>,
     /// The number of callers so far.
     callers: AtomicU64,
 }
@@ -124,7 +124,7 @@ impl LocalQueue {
             Access::Slot(count) => Some(count),
         };
         let enter = |key: &LockKey| {
-            let key = PlaceKey(key.clone(), slots);
+            let key = (key.clone(), slots);
             if places.len() == places.capacity() && !places.contains_key(&key) {
                 places.retain(|_, place| place.entered() > 0);
                 // As many callers more until the next look at all places, whose cost is amortised.

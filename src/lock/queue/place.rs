@@ -13,7 +13,6 @@
 //! All local callers that wait for a release of another process share one subscription, and each watches it by itself. A
 //! caller that waits for the permit will need it next, so the place keeps it while there is one.
 
-use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -39,7 +38,7 @@ pub(super) const PERMITS: u32 = 1 << 24;
 #[derive(Debug)]
 pub(crate) struct Place {
     /// What its callers queue for: a key, or one of so many slots of it. The two do not exclude each other.
-    pub(super) key: PlaceKey,
+    pub(super) key: (LockKey, Option<usize>),
     // All permits are in the semaphore, at callers on the list, or on their way: a caller takes them out of the semaphore
     // before it is on the list, and gives them back when it is off it. So who finds the list empty, but no permit, knows
     // that a caller is about to ask the nodes.
@@ -62,17 +61,6 @@ pub(crate) struct Place {
     /// The subscription of this process to the releases of others: kept for the next callers, which wait for the permit,
     /// and known while some caller watches it. Made for the first caller that waits.
     subscription: OnceLock<Mutex<(Option<Arc<ReleaseSubscription>>, Weak<ReleaseSubscription>)>>,
-}
-
-/// A key, and of how many slots each caller takes one, if they do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PlaceKey(pub(super) LockKey, pub(super) Option<usize>);
-
-impl Hash for PlaceKey {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        // Few keys have places with different numbers of slots, and hashing the number costs half as much as the key.
-        self.0.hash(state);
-    }
 }
 
 /// The callers that have permits of a place.
@@ -150,7 +138,7 @@ pub(crate) enum Occupancy {
 }
 
 impl Place {
-    pub(super) fn new(key: PlaceKey) -> Self {
+    pub(super) fn new(key: (LockKey, Option<usize>)) -> Self {
         Self {
             key,
             permits: Semaphore::new(PERMITS as usize),

@@ -43,18 +43,12 @@ impl RedisNode {
         }
     }
 
-    /// Opens the span of a request, within that of its lock, unless it is disabled.
-    #[inline]
+    /// Opens the span of a request, within that of its lock, unless it is disabled. Its fields have the names of OpenTelemetry.
     fn open_span(&self, job: &mut Job) {
         // With its feature `log`, which axum enables, tracing computes the fields also without a subscriber.
-        if LevelFilter::current() >= LevelFilter::TRACE {
-            self.open_enabled_span(job);
+        if LevelFilter::current() < LevelFilter::TRACE {
+            return;
         }
-    }
-
-    /// The same, with fields that have the names of OpenTelemetry.
-    #[cold]
-    fn open_enabled_span(&self, job: &mut Job) {
         let host_and_port = || {
             let (host, port) = self.server.name.rsplit_once(':')?;
             Some((host, port.parse::<u16>().ok()?))

@@ -21,7 +21,10 @@ pub(super) struct Calls {
     /// The calls of the current run, of which so many are used. Behind them are empty ones, which keep their buffers.
     run: Vec<OpenCall>,
     used: usize,
-    keys: RunKeys,
+    /// The hashes of the keys in the run. Equal hashes of two keys only end a run early.
+    keys: Vec<u64>,
+    /// One bit of 512 for each of them, so that a key that is not there is rarely looked for.
+    key_bits: [u64; 8],
     /// The calls in flight, oldest first, in the order of their replies, and behind them those of the next batch.
     calls: VecDeque<Call>,
     /// The jobs of these calls, one call behind the other.
@@ -104,10 +107,13 @@ impl Calls {
         };
         // The older job on this key is in a call of the run. That call may stand behind others when the run is sent, so only
         // the next run is certainly behind it.
-        if self.keys.contains(hash) {
+        let [word, bit, ..] = hash.to_le_bytes();
+        let (word, bit) = (usize::from(word % 8), 1 << (bit % 64));
+        if self.key_bits[word] & bit != 0 && self.keys.contains(&hash) {
             self.end_run(now);
         }
-        self.keys.insert(hash);
+        self.keys.push(hash);
+        self.key_bits[word] |= bit;
         let (bytes, is_shareable) = (encoded.own_bytes(), encoded.is_shareable(check));
         let fits = |call: &OpenCall| {
             let has_room = call.jobs.len() < MAX_JOBS && call.bytes + bytes <= MAX_BYTES;
@@ -131,6 +137,7 @@ impl Calls {
     /// Ends the run and moves its calls to the next batch.
     fn end_run(&mut self, now: Instant) {
         self.keys.clear();
+        self.key_bits = [0; 8];
         // Put back below with the buffers of its calls, which serve the next runs.
         let (mut run, used) = (take(&mut self.run), take(&mut self.used));
         for call in &mut run[..used] {
@@ -203,37 +210,6 @@ impl Calls {
         self.batches = 0;
         self.transit = Duration::ZERO;
         take(&mut self.jobs)
-    }
-}
-
-/// The hashes of the keys in a run. Equal hashes of two keys only end a run early.
-#[derive(Default)]
-struct RunKeys {
-    hashes: Vec<u64>,
-    /// One bit of 512 for each, so that a key that is not there is rarely looked for.
-    bits: [u64; 8],
-}
-
-impl RunKeys {
-    fn contains(&self, hash: u64) -> bool {
-        let (word, bit) = Self::place(hash);
-        self.bits[word] & bit != 0 && self.hashes.contains(&hash)
-    }
-
-    fn insert(&mut self, hash: u64) {
-        let (word, bit) = Self::place(hash);
-        self.bits[word] |= bit;
-        self.hashes.push(hash);
-    }
-
-    fn clear(&mut self) {
-        self.hashes.clear();
-        self.bits = [0; 8];
-    }
-
-    fn place(hash: u64) -> (usize, u64) {
-        let [low, high, ..] = hash.to_le_bytes();
-        (usize::from(high % 8), 1 << (low % 64))
     }
 }
 
