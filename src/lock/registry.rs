@@ -355,15 +355,14 @@ impl Registry {
     /// May be dropped at any point.
     async fn answered(&self) {
         let last_due = poll_fn(|context| Poll::Ready(self.leases.lock().last_due(context)));
-        let Some(due) = last_due.await else {
-            return;
-        };
-        // Where they are, because another drain may report them meanwhile.
-        let answered = poll_fn(|context| match self.leases.lock().last_due(context) {
-            Some(_) => Poll::Pending,
-            None => Poll::Ready(()),
-        });
-        drop(timeout_at(due, answered).await);
+        if let Some(due) = last_due.await {
+            // Where they are, because another drain may report them meanwhile.
+            let answered = poll_fn(|context| match self.leases.lock().last_due(context) {
+                Some(_) => Poll::Pending,
+                None => Poll::Ready(()),
+            });
+            drop(timeout_at(due, answered).await);
+        }
     }
 
     /// Logs, once, that a task requests a lock which it requested before and which is still held: it may wait for

@@ -430,7 +430,10 @@ impl VoteReceiver {
 
     /// Makes room for the votes of so many such nodes.
     pub(crate) fn reserve(&mut self, nodes: usize) {
-        self.executed.reserve(nodes);
+        // Once: it grows by itself if votes are left when the lease asks again.
+        if self.executed.capacity() == 0 {
+            self.executed = VecDeque::with_capacity(nodes);
+        }
     }
 
     /// Polls for the next vote; see [`recv`](Self::recv).

@@ -20,8 +20,7 @@ pub(crate) use parking_lot::{Mutex, MutexGuard};
 #[cfg(not(all(test, shuttle)))]
 pub(crate) use tokio::sync::{Notify, Semaphore};
 
-#[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(all(test, shuttle))]
 pub(crate) use crate::node::sync::tests::{Mutex, MutexGuard, Notify, Semaphore, atomic};
 
 #[cfg(test)]

@@ -92,7 +92,7 @@ impl Lease {
                 confirm: None,
                 repair: None,
                 due,
-                connecting,
+                connecting: connecting.into(),
                 deadline,
             }),
             spec,

@@ -385,8 +385,8 @@ impl Driver {
         let (cluster, mut nodes) = (&spec.cluster, request.nodes);
         let embedded = nodes.intersection(cluster.embedded);
         if !self.is_dropped && !embedded.is_empty() {
-            let now = cluster.home.epoch.at(self.instant(now));
-            self.votes.reserve(embedded.len());
+            let now = cluster.home.epoch.at(self.origin) + now;
+            self.votes.reserve(cluster.nodes.len());
             for number in embedded.iter() {
                 if let Some(executed) = cluster.nodes[number].execute(&packet, now) {
                     self.votes.push(number, phase, executed);

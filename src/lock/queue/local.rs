@@ -39,8 +39,8 @@ use crate::protocol::{Few, Holder, KeyNames, LockKey, LockKeys};
 /// The places of all keys that this process holds, requests or waits for.
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueue {
-    /// By key and number of slots.
-    places: Mutex<HashMap<(LockKey, Option<usize>), Arc<Place>>>,
+    /// By key and number of slots, zero without.
+    places: Mutex<HashMap<(LockKey, u8), Arc<Place>>>,
     /// The number of callers so far.
     callers: AtomicU64,
 }
@@ -120,8 +120,8 @@ impl LocalQueue {
     fn enter(self: &Arc<Self>, keys: &LockKeys, access: Access) -> Permit {
         let mut places = self.places.lock();
         let slots = match access {
-            Access::Exclusive | Access::Shared => None,
-            Access::Slot(count) => Some(count),
+            Access::Exclusive | Access::Shared => 0,
+            Access::Slot(count) => u8::try_from(count).unwrap_or(u8::MAX),
         };
         let enter = |key: &LockKey| {
             let key = (key.clone(), slots);

@@ -38,7 +38,7 @@ pub(super) const PERMITS: u32 = 1 << 24;
 #[derive(Debug)]
 pub(crate) struct Place {
     /// What its callers queue for: a key, or one of so many slots of it. The two do not exclude each other.
-    pub(super) key: (LockKey, Option<usize>),
+    pub(super) key: (LockKey, u8),
     // All permits are in the semaphore, at callers on the list, or on their way: a caller takes them out of the semaphore
     // before it is on the list, and gives them back when it is off it. So who finds the list empty, but no permit, knows
     // that a caller is about to ask the nodes.
@@ -138,7 +138,7 @@ pub(crate) enum Occupancy {
 }
 
 impl Place {
-    pub(super) fn new(key: (LockKey, Option<usize>)) -> Self {
+    pub(super) fn new(key: (LockKey, u8)) -> Self {
         Self {
             key,
             permits: Semaphore::new(PERMITS as usize),

@@ -89,7 +89,7 @@ pub(super) struct Acquiring {
     /// Until when the nodes may answer the `ACQUIRE`.
     pub(super) due: Duration,
     /// The nodes that are not connected yet, which may until these later times.
-    pub(super) connecting: Vec<(usize, Duration)>,
+    pub(super) connecting: Box<[(usize, Duration)]>,
     /// The end of all phases together.
     pub(super) deadline: Duration,
 }
