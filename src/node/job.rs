@@ -13,8 +13,8 @@
 //! task for an earlier one would be in vain. The receiver therefore says how many votes of which phase it
 //! needs, and is woken once, by the vote that completes them.
 //!
-//! *Batches.* The receiver tells whether a vote had arrived when the one before was taken, so that one look at the clock
-//! serves all of them.
+//! *Batches.* The votes that have arrived when one is taken are a batch. The receiver tells whether any of it are left, so
+//! that one look at the clock serves all of them.
 //!
 //! *Trail.* The channel also knows the nodes to which the lease has sent requests, and those whose lane has taken its
 //! release. An acquisition that was not sent needs no release, which is then called off. An acquisition must not be sent,

@@ -1,4 +1,4 @@
-//! A lease allocates when it is created, and never again: a driver may hold thousands.
+//! A lease that no node refuses allocates when it is created, and never again: a driver may hold thousands.
 
 use std::time::Duration;
 
