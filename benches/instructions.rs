@@ -16,6 +16,14 @@ use tokio::task::spawn;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::{NodeGroup, Redlock, RedlockLayer, RestartGuard, key};
 
+#[path = "compare/batched.rs"]
+mod batched;
+#[path = "compare/same.rs"]
+mod same;
+
+use crate::batched::Batched;
+use crate::same::NODES;
+
 fn main() {
     let args: Vec<String> = env::args().collect();
     let [_, user, fencing, groups, locks, ..] = args.as_slice() else {
@@ -29,13 +37,23 @@ fn main() {
     let runtime = runtime.expect("the runtime starts");
     runtime.block_on(async {
         let builder = Redlock::builder().fencing(fencing == "on");
+        if user == "lanes" {
+            let servers = Cluster::start(NODES);
+            let lanes = Batched::connect(&servers.urls(), fencing == "on").await;
+            let take = async |lanes: Batched, key: String| {
+                let claim = lanes.acquire(&key).await.expect("the lock is free");
+                assert!(lanes.release(&claim).await, "all nodes answer");
+            };
+            return take_together(&lanes, locks, take).await;
+        }
         if user == "servers" {
             let servers = Cluster::start(NODES);
             let builder = builder.urls(servers.urls());
             // Fresh servers refuse locks at first; and valgrind is slow.
             let builder = builder.restart_guard(RestartGuard::Off);
             let built = builder.node_timeout(Duration::from_secs(2)).build();
-            return take_locks_together(&built.expect("the settings are valid"), locks).await;
+            let take = async |redlock: Redlock, key: String| take_lock(&redlock, &key).await;
+            return take_together(&built.expect("the settings are valid"), locks, take).await;
         }
         let builder = (0..groups).fold(builder, |builder, _| {
             builder.node_group(NodeGroup::new().embedded(NODES))
@@ -48,9 +66,6 @@ fn main() {
     });
 }
 
-/// The nodes of each group.
-const NODES: usize = 5;
-
 /// The tasks that lock on servers at once.
 const TASKS: u32 = 64;
 
@@ -61,12 +76,13 @@ async fn take_locks(redlock: &Redlock, locks: u32) {
 }
 
 /// Takes one lock in each of many tasks, which share the connections, again and again.
-async fn take_locks_together(redlock: &Redlock, locks: u32) {
+async fn take_together<S: Clone, F>(service: &S, locks: u32, take: impl Fn(S, String) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     for _ in 0..locks / TASKS {
-        let tasks = (0..TASKS).map(|task| {
-            let redlock = redlock.clone();
-            spawn(async move { take_lock(&redlock, &format!("instructions {task}")).await })
-        });
+        let tasks =
+            (0..TASKS).map(|task| spawn(take(service.clone(), format!("instructions {task}"))));
         try_join_all(tasks).await.expect("no task panics");
     }
 }

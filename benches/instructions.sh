@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Prints how many instructions one uncontended lock takes on five embedded nodes, fencing off and on, and over several
 # groups of five, how many one request takes through a layer around a handler that answers at once, and how many of this
-# process a lock takes on five servers, of 64 tasks that lock at once. The count does not depend on how busy the machine
-# is, but on servers, where batches differ, by some hundredths; it needs valgrind.
+# process a lock takes on five servers, of 64 tasks that lock at once, with how many of these are above those of a lock by
+# hand in lanes (compare/batched.rs). The count does not depend on how busy the machine is, but on servers, where batches
+# differ, by some hundredths; it needs valgrind.
 #
 #   benches/instructions.sh             1, 4, 16 and 64 groups
 #   benches/instructions.sh 1 2         these numbers of groups
@@ -14,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 few=640 many=1920
 
 main() {
-    local program fencing groups lock request
+    local program fencing groups lock request lanes
     [ $# -gt 0 ] || set -- 1 4 16 64
     program="$(cargo bench -p benches --bench instructions --no-run 2>&1 | tee /dev/stderr |
         sed -n 's/^ *Executable.*(\(.*\))$/\1/p')"
@@ -28,7 +29,9 @@ main() {
         printf 'fencing %-3s  layer: %d instructions per request, %d above its lock\n' \
             "$fencing" "$request" $((request - lock))
         lock="$(many=6400 instructions servers "$fencing" 1)"
-        printf 'fencing %-3s  servers: %d instructions per lock\n' "$fencing" "$lock"
+        lanes="$(many=6400 instructions lanes "$fencing" 1)"
+        printf 'fencing %-3s  servers: %d instructions per lock, %d above the lanes by hand\n' \
+            "$fencing" "$lock" $((lock - lanes))
     done
 }
 

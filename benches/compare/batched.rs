@@ -18,8 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
-use crate::by_hand::{ACQUIRE_FENCED, RELEASE_FENCED, RETENTION_MS, millis, next_proposal};
-use crate::uncontended::NODES;
+use crate::same::{ACQUIRE_FENCED, NODES, RELEASE_FENCED, RETENTION_MS, millis, next_proposal};
 
 /// A hand-written lock service with batches.
 #[derive(Clone)]

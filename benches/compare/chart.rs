@@ -10,7 +10,8 @@ use plotters::prelude::{
 
 use crate::figures::{Metric, Samples, Spread};
 use crate::participants::Who;
-use crate::uncontended::{NODES, at_once};
+use crate::same::NODES;
+use crate::uncontended::at_once;
 
 /// Draws the figures of W1 and W2 as an SVG.
 pub(crate) fn draw(path: &Path, samples: &Samples) -> Result<(), Box<dyn Error>> {

@@ -7,12 +7,12 @@ use futures_util::future::join_all;
 use support::Cluster;
 use tokio::time::{Instant, sleep};
 
-use crate::by_hand::micros_since_epoch;
 use crate::figures::{Figures, Metric, Samples, percentile, quotients};
 use crate::options::Options;
 use crate::participants::{Participant, Who};
 use crate::report::{Line, Target, print_figures};
-use crate::uncontended::{NODES, commands_sent, reset_counts, warm_up};
+use crate::same::{NODES, micros_since_epoch};
+use crate::uncontended::{commands_sent, reset_counts, warm_up};
 
 pub(crate) async fn w3b(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let name = format!("burst of {TASKS}, one process");

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use support::{ChildProcess, Cluster};
 
-use crate::by_hand::micros_since_epoch;
 use crate::child;
 use crate::contended::{Burst, Waiters, millis, most_at_once, settled_commands, summary};
 use crate::figures::{Figures, Metric, Samples, percentile, quotients};
 use crate::options::Options;
 use crate::participants::Who;
 use crate::report::{Line, Target, print_figures};
-use crate::uncontended::{NODES, reset_counts};
+use crate::same::{NODES, micros_since_epoch};
+use crate::uncontended::reset_counts;
 
 pub(crate) async fn w3b(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let mut lines = Vec::new();

@@ -19,7 +19,7 @@ use crate::figures::{Figures, Metric, Samples};
 use crate::options::Options;
 use crate::participants::{Participant, Who};
 use crate::report::{Line, Target, print_figures};
-use crate::uncontended::NODES;
+use crate::same::NODES;
 
 pub(crate) async fn w7(options: &Options, samples: &mut Samples) -> Vec<Line> {
     println!("the load generator is a child process with one thread and keep-alive connections");

@@ -37,6 +37,7 @@ mod memory;
 mod options;
 mod participants;
 mod report;
+mod same;
 mod slow_commands;
 mod uncontended;
 

@@ -13,7 +13,8 @@ use crate::figures::{Figures, Metric, Samples};
 use crate::options::Options;
 use crate::participants::Who;
 use crate::report::{Line, Target, print_figures};
-use crate::uncontended::{NODES, measure, warm_up};
+use crate::same::NODES;
+use crate::uncontended::{measure, warm_up};
 
 /// Watches all processes at the same time, because their speed does not matter.
 pub(crate) fn watch(options: &Options, samples: &mut Samples) -> Vec<Line> {

@@ -10,6 +10,7 @@ use tower_redlock::{LockGuard, Redlock, RestartGuard};
 
 use crate::batched::{Batched, BatchedClaim};
 use crate::by_hand::{ByHand, Claim};
+use crate::same::TTL;
 
 /// The runtime of its own that the guide recommends to programs that block.
 static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
@@ -189,6 +190,3 @@ pub(crate) enum Held {
     Batched(BatchedClaim),
     Rslock(rslock::Lock),
 }
-
-/// The default of `Redlock::builder`.
-pub(crate) const TTL: Duration = Duration::from_secs(10);

@@ -11,7 +11,8 @@ use crate::figures::{Metric, Samples};
 use crate::options::Options;
 use crate::participants::Who;
 use crate::report::{Line, Target, print_figures};
-use crate::uncontended::{NODES, measure, warm_up};
+use crate::same::NODES;
+use crate::uncontended::{measure, warm_up};
 
 pub(crate) async fn slowlog(options: &Options, samples: &mut Samples) -> Vec<Line> {
     println!(

@@ -11,6 +11,7 @@ use crate::figures::{Figures, Metric, Samples, micros, percentile};
 use crate::options::Options;
 use crate::participants::{Participant, Who};
 use crate::report::{Line, Target, print_figures};
+use crate::same::NODES;
 
 pub(crate) async fn w1(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let name = at_once(1);
@@ -308,8 +309,6 @@ pub(crate) fn commands_sent(cluster: &Cluster, who: Who) -> u64 {
 pub(crate) fn at_once(concurrency: usize) -> String {
     format!("{NODES} nodes, c={concurrency}")
 }
-
-pub(crate) const NODES: usize = 5;
 
 /// The locks that are taken to count their commands.
 const COUNTED: u64 = 200;
