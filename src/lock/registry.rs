@@ -7,16 +7,17 @@
 //! before it waits. No task enters after that, and `drain` waits for all that entered before.
 //!
 //! Most releases are confirmed by a majority when the task ends, and the answers of the other nodes matter to none but
-//! `drain`. So no task waits for them: the registry keeps the channel, and counts what has arrived whenever it keeps
-//! another one, or a task ends.
+//! `drain`. So no task waits for them: the registry keeps the channel. Each one takes the place of another that is settled
+//! by then. What an outage leaves goes with the tasks that end after it, until no more are kept than tasks ran at once.
 //!
 //! A lock that is held may [rest](crate::lock::rest) until something is due, such as its first renewal. One task, the keeper, looks then
 //! for all locks of the registry. There is one while locks rest.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::poll_fn;
+use std::mem::swap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
@@ -53,7 +54,9 @@ struct Leases {
     unused: Vec<usize>,
     released: usize,
     /// The releases of attempts and locks that have ended, which some node had not confirmed.
-    unsettled: VecDeque<UnsettledRelease>,
+    unsettled: Vec<UnsettledRelease>,
+    /// Which of them is looked at next.
+    next: usize,
     /// When the keeper looks next; `None` if there is none.
     looks_at: Option<Instant>,
 }
@@ -114,22 +117,27 @@ impl Leases {
         released
     }
 
-    /// Takes out releases that are settled by now, two at most: one more is kept at most for each call, so those that are not
-    /// settled are about half of what is kept, and no lock pays for an outage before it. They are to be dropped without the
-    /// mutex, because they may wake a task.
+    /// Looks at one of the releases, at another each time. Returns its place if it is settled.
+    fn next_settled(&mut self, now: Instant) -> Option<usize> {
+        let place = self.next.checked_rem(self.unsettled.len())?;
+        self.next = place + 1;
+        let is_open = self.unsettled[place].is_open(now);
+        (!is_open).then_some(place)
+    }
+
+    /// Takes out releases that are settled by now, two at most, so that no lock pays for an outage before it. They are to be
+    /// dropped without the mutex, because they may wake a task.
     #[must_use]
-    fn take_settled(&mut self, now: Instant) -> [Option<UnsettledRelease>; 2] {
-        // After an outage.
+    fn take_settled(&mut self, now: Instant) -> Vec<UnsettledRelease> {
+        let mut settled = Vec::new();
+        for _ in 0..2 {
+            let place = self.next_settled(now);
+            settled.extend(place.map(|place| self.unsettled.swap_remove(place)));
+        }
         if self.unsettled.capacity() > 64.max(4 * self.unsettled.len()) {
             self.unsettled.shrink_to(2 * self.unsettled.len());
         }
-        [(); 2].map(|()| {
-            if self.unsettled.front_mut()?.is_open(now) {
-                self.unsettled.rotate_left(1);
-                return None;
-            }
-            self.unsettled.pop_front()
-        })
+        settled
     }
 
     /// Counts the answers that have arrived. Returns when the last node is overdue that has not answered a release, and is not
@@ -340,10 +348,11 @@ impl Registry {
         let now = Instant::now();
         if unsettled.is_open(now) {
             let mut leases = self.leases.lock();
-            let settled = leases.take_settled(now);
-            leases.unsettled.push_back(unsettled);
-            drop(leases);
-            drop(settled);
+            match leases.next_settled(now) {
+                // Changes places with this one, which is dropped below, without the mutex.
+                Some(place) => swap(&mut leases.unsettled[place], &mut unsettled),
+                None => leases.unsettled.push(unsettled),
+            }
         }
     }
 
@@ -463,10 +472,14 @@ impl Drop for Ticket {
         let mut leases = self.registry.leases.lock();
         let released = leases.set_released(self.id);
         leases.unused.push(self.id);
-        // Rarely, so that most locks do not look at the clock.
-        let settled = (!leases.unsettled.is_empty()).then(|| leases.take_settled(Instant::now()));
+        let settled = match leases.unsettled.len() > leases.held.len() {
+            true => leases.take_settled(Instant::now()),
+            // Nearly always: each one that is kept takes the place of another.
+            false => Vec::new(),
+        };
         drop(leases);
-        drop((released, settled));
+        drop(released);
+        drop(settled);
     }
 }
 
@@ -504,7 +517,7 @@ mod tests {
         assert_eq!(left(), 100);
         tokio::time::advance(2 * SECOND).await;
         (0..50).for_each(|_| ends());
-        assert_eq!(left(), 0);
+        assert!(left() <= 1, "{}, although one task ran at once", left());
         assert!(registry.leases.lock().unsettled.capacity() < 100);
     }
 
