@@ -15,6 +15,7 @@
 //! scripts read all keys by one `MGET` before the first write, so no key may come twice in a call. A call for a single
 //! request would take longer than its own script, which is used instead.
 
+use std::cell::RefCell;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, BytesMut};
 use deadpool_redis::redis::{Pipeline, Script};
+use smallvec::SmallVec;
 
 use self::Part::{
     AllSlots, Channels, Count, Done, Fence, Intent, IntentRetention, Lock, Notify, Number,
@@ -275,7 +277,7 @@ pub(crate) struct EncodedCommand {
     /// The numbers of its keys and of its arguments.
     counts: (usize, usize),
     /// The keys, and behind them the arguments.
-    bytes: BytesMut,
+    bytes: SmallVec<[u8; BYTES]>,
     /// Where the keys end, and each of the arguments behind them.
     ends: [usize; MAX_ARGUMENTS + 1],
 }
@@ -284,16 +286,19 @@ impl EncodedCommand {
     pub(crate) fn new(command: &Command, notifies: bool, check: &GenerationCheck) -> Self {
         let Command { names, op, .. } = command;
         let operation = Operation::of(command, notifies, check.key.is_some());
-        let mut bytes = BytesMut::with_capacity(BYTES);
-        let mut keys = 0;
-        for part in operation.keys {
-            keys += part.put(command, notifies, &mut bytes);
-        }
-        let (mut arguments, mut ends) = (0, [bytes.len(); MAX_ARGUMENTS + 1]);
-        for (argument, place) in operation.arguments.iter().zip(1..) {
-            arguments += argument.put(command, notifies, &mut bytes);
-            ends[place] = bytes.len();
-        }
+        let (mut keys, mut arguments, mut ends) = (0, 0, [0; MAX_ARGUMENTS + 1]);
+        let bytes = WRITTEN.with_borrow_mut(|bytes| {
+            bytes.clear();
+            for part in operation.keys {
+                keys += part.put(command, notifies, bytes);
+            }
+            ends[0] = bytes.len();
+            for (argument, place) in operation.arguments.iter().zip(1..) {
+                arguments += argument.put(command, notifies, bytes);
+                ends[place] = bytes.len();
+            }
+            SmallVec::from_slice(bytes)
+        });
         let hasher = BuildHasherDefault::<DefaultHasher>::default();
         Self {
             operation,
@@ -502,8 +507,13 @@ const CLUSTER_MODE: &str = concat!(
 /// The most arguments of an operation.
 const MAX_ARGUMENTS: usize = 7;
 
-/// The size of an ordinary lock's command, or more.
-const BYTES: usize = 384;
+/// The size of an ordinary lock's command, for which the command has room.
+const BYTES: usize = 224;
+
+thread_local! {
+    /// Where a command is written before its size is known.
+    static WRITTEN: RefCell<BytesMut> = RefCell::default();
+}
 
 fn put_argument(output: &mut BytesMut, argument: &[u8]) {
     put_parts(output, &[argument]);
