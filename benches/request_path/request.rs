@@ -52,7 +52,8 @@ fn main() {
             runtime.block_on(async { sleep(Duration::from_secs(1)).await });
         }
     }
-    let status = observed_request(&runtime, app);
+    // A clone: the end of the service is on no path of a request.
+    let status = observed_request(&runtime, app.clone());
     assert_eq!(status, StatusCode::OK);
 }
 
