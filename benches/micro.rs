@@ -27,7 +27,7 @@ fn rounds(criterion: &mut Criterion) {
     let granted = Answer::Replied(Reply::Granted(1_763_659_999_000_000));
     criterion.bench_function("acquire round, equal numbers", |bencher| {
         bencher.iter(|| {
-            let mut round = AcquireRound::new(quorum, None);
+            let mut round = AcquireRound::new(quorum);
             let mut step = AcquireStep::Wait;
             for node in 0..quorum.majority() {
                 step = round.on_acquire(node, black_box(&granted));

@@ -111,8 +111,8 @@ fn vote(op: &Op, is_slot: bool, value: &Value) -> Answer {
 /// Feeds the votes of three nodes to the rounds.
 fn count(op: &Op, votes: &[Answer]) {
     let quorum = Quorum::new(3).expect("there are three nodes");
-    let mut acquire = AcquireRound::new(quorum, None);
-    let mut once = AcquireRound::new(quorum, Some(Fingerprint::from_digest([2; 32])));
+    let mut acquire = AcquireRound::new(quorum);
+    let mut once = AcquireRound::of_execution(quorum, Fingerprint::from_digest([2; 32]));
     let mut extend = VoteRound::new(quorum, Sought::Token(5));
     let mut release = ReleaseRound::new(quorum, NodeSet::all(quorum));
     let mut record = VoteRound::new(quorum, Sought::Record(ExecutionId::from_random([1; 16])));

@@ -122,10 +122,9 @@ pub struct Contention {
 }
 
 impl AcquireRound {
-    /// Creates a round whose `ACQUIRE` was sent to every node; with the fingerprint of the request, if something is executed
-    /// under the lock.
+    /// Creates a round whose `ACQUIRE` was sent to every node.
     #[inline]
-    pub fn new(quorum: Quorum, fingerprint: Option<Fingerprint>) -> Self {
+    pub fn new(quorum: Quorum) -> Self {
         Self {
             quorum,
             unanswered: NodeSet::all(quorum),
@@ -142,14 +141,19 @@ impl AcquireRound {
             exact: NodeSet::default(),
             failed: NodeSet::default(),
             lost: NodeSet::default(),
-            records: fingerprint.map(|fingerprint| {
-                Box::new(Records {
-                    fingerprint,
-                    copies: Copies::new(quorum),
-                    ..Records::default()
-                })
-            }),
+            records: None,
         }
+    }
+
+    /// The same, of a request with this fingerprint that is executed under the lock.
+    pub fn of_execution(quorum: Quorum, fingerprint: Fingerprint) -> Self {
+        let mut round = Self::new(quorum);
+        round.records = Some(Box::new(Records {
+            fingerprint,
+            copies: Copies::new(quorum),
+            ..Records::default()
+        }));
+        round
     }
 
     /// Takes the answer of `node` to the `ACQUIRE`.
@@ -314,9 +318,9 @@ impl AcquireRound {
     pub fn tie_breakers(&self) -> NodeSet {
         let voted = self.granted.union(self.refused).len();
         let is_tie = self.step == 0
-            && !self.is_recorded()
-            && !self.granted.is_empty()
             && !self.refused.is_empty()
+            && !self.granted.is_empty()
+            && !self.is_recorded()
             && voted >= self.quorum.majority();
         match is_tie {
             true => self.unanswered,
@@ -327,7 +331,10 @@ impl AcquireRound {
     /// Looks for a record in an answer, of which the step of the lock is this one.
     #[inline]
     fn with_records(&mut self, step: AcquireStep, node: usize, answer: &Answer) -> AcquireStep {
-        if let (Some(records), Answer::Replied(reply)) = (&mut self.records, answer) {
+        let Some(records) = &mut self.records else {
+            return step;
+        };
+        if let Answer::Replied(reply) = answer {
             records.note(node, reply);
         }
         self.by_records(step)

@@ -68,7 +68,11 @@ impl LockKey {
     pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
         let mut encoded = Vec::new();
         for part in parts {
-            push_part(&mut encoded, part.as_ref());
+            let part = part.as_ref();
+            // Writing to a vector cannot fail.
+            drop(write!(encoded, "{}:", part.len()));
+            encoded.extend_from_slice(part);
+            encoded.push(b',');
         }
         Self::from_encoded(encoded.into())
     }
@@ -428,13 +432,6 @@ pub(super) fn number(digits: &[u8]) -> Option<usize> {
         && (digits.len() == 1 || digits.first() != Some(&b'0'));
     let text = str::from_utf8(digits).ok().filter(|_| is_canonical)?;
     text.parse().ok()
-}
-
-fn push_part(encoded: &mut Vec<u8>, part: &[u8]) {
-    // Writing to a vector cannot fail.
-    drop(write!(encoded, "{}:", part.len()));
-    encoded.extend_from_slice(part);
-    encoded.push(b',');
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@
 
 use std::time::Duration;
 
-use crate::protocol::acquire::AcquireRound;
+use crate::protocol::acquire::{AcquireRound, AcquireStep};
 use crate::protocol::message::Answer;
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::round::ReleaseRound;
@@ -88,7 +88,10 @@ impl Lease {
         let acquire = spec.access.acquire(spec.proposal, ttl, retention);
         let mut lease = Self {
             stage: LifeStage::Acquiring(Acquiring {
-                round: AcquireRound::new(quorum, spec.once.map(|once| once.fingerprint)),
+                round: match spec.once {
+                    Some(once) => AcquireRound::of_execution(quorum, once.fingerprint),
+                    None => AcquireRound::new(quorum),
+                },
                 confirm: None,
                 repair: None,
                 due,
@@ -171,8 +174,11 @@ impl Lease {
                 if number == ACQUIRE && *answer == Answer::NeverSent {
                     self.may_hold.remove(node);
                 }
-                let step = acquiring.on_answer(node, number, answer);
-                self.on_step(step, now);
+                match acquiring.on_answer(node, number, answer) {
+                    // Most answers decide nothing.
+                    AcquireStep::Wait => {}
+                    step => self.on_step(step, now),
+                }
             }
             LifeStage::Holding(holding) => {
                 if let Some(pending) = &mut holding.pending {
@@ -197,6 +203,26 @@ impl Lease {
                 self.tell_release();
             }
             LifeStage::Releasing { .. } => {}
+        }
+    }
+
+    /// Takes a step of the attempt.
+    fn on_step(&mut self, step: AcquireStep, now: Duration) {
+        match step {
+            AcquireStep::Wait => {}
+            AcquireStep::Confirm(number) => {
+                if let LifeStage::Acquiring(acquiring) = &mut self.stage {
+                    acquiring.confirm = Some(self.number + 1);
+                    let nodes = acquiring.round.unconfirmed();
+                    let token = self.spec.proposal.map(|_| number);
+                    self.confirm(token, self.spec.ttl, nodes, now);
+                }
+            }
+            AcquireStep::Granted(number) => self.on_granted(number, now),
+            AcquireStep::Refused(refusal) => self.refuse(Event::Refused(refusal), now),
+            AcquireStep::Repair(record) => self.repair(record, now),
+            AcquireStep::Decided(Decided::Recorded(record)) => self.replay(record, now),
+            AcquireStep::Decided(decided) => self.refuse(Event::Decided(decided), now),
         }
     }
 

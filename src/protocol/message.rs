@@ -121,7 +121,10 @@ impl Op {
 
     /// Returns how much longer than the node timeout the request may take because of its size.
     pub fn transit(&self) -> Duration {
-        transit(self.record_bytes())
+        match self.record_bytes() {
+            0 => Duration::ZERO,
+            bytes => transit(bytes),
+        }
     }
 
     /// Returns the size of the record that the request carries.

@@ -32,7 +32,10 @@ pub struct Shown {
 impl OwnerToken {
     /// Creates an owner token from 16 random bytes, which must come from a secure source.
     pub fn from_random(random: [u8; 16]) -> Self {
-        Self::showing(random, None)
+        Self {
+            random,
+            shown: None,
+        }
     }
 
     /// Creates an owner token that also shows this, if there is anything to show.

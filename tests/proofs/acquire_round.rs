@@ -19,7 +19,7 @@ proptest! {
         failed in 0_usize..=4,
     ) {
         let nodes = expiries.len() + failed.min(5 - expiries.len());
-        let mut round = AcquireRound::new(quorum(nodes), None);
+        let mut round = AcquireRound::new(quorum(nodes));
         let mut last = AcquireStep::Wait;
         for node in expiries.len()..nodes {
             last = round.on_acquire(node, &Answer::Failed);
@@ -62,7 +62,7 @@ fn free_slots_are_those_that_most_refusals_name() {
         (vec![HELD, refusal(0b101)], 0b101),
         (vec![HELD, HELD], 0),
     ] {
-        let mut round = AcquireRound::new(quorum(3), None);
+        let mut round = AcquireRound::new(quorum(3));
         let mut last = AcquireStep::Wait;
         for (node, answer) in answers.iter().enumerate() {
             last = round.on_acquire(node, answer);

@@ -104,7 +104,7 @@ fn number_of(record: &Record) -> u8 {
 }
 
 fn once_round(nodes: usize) -> AcquireRound {
-    AcquireRound::new(quorum(nodes), Some(Fingerprint::from_digest([0; 32])))
+    AcquireRound::of_execution(quorum(nodes), Fingerprint::from_digest([0; 32]))
 }
 
 // ---- Acquiring ---------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ fn check_acquire(mut round: AcquireRound, fates: &[Fate], order: &[usize]) -> Op
 #[test]
 fn acquire_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
     for_all(&PLAIN, |fates, order| {
-        let mut round = AcquireRound::new(quorum(fates.len()), None);
+        let mut round = AcquireRound::new(quorum(fates.len()));
         check_acquire(round.clone(), fates, order);
         let mut decided = Verdict::Open;
         for node in order {

@@ -112,7 +112,7 @@ fn answer_to(request: Pending, dice: u16) -> Answer {
 /// Answers all requests of one round, in the order and the way that `dice` says, and holds each
 /// step against the journal. Returns the token, if there is one.
 fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestCaseError> {
-    let mut round = AcquireRound::new(quorum(nodes), None);
+    let mut round = AcquireRound::new(quorum(nodes));
     let mut journal = Journal {
         nodes,
         ..Journal::default()
@@ -250,7 +250,7 @@ proptest! {
 /// A lost key does not come back for its owner, whatever number the node once granted.
 #[test]
 fn node_that_lost_the_key_after_granting_the_target_is_not_asked_again() {
-    let mut round = AcquireRound::new(quorum(5), None);
+    let mut round = AcquireRound::new(quorum(5));
     round.on_acquire(1, &HELD);
     round.on_acquire(4, &granted(1));
     round.on_acquire(0, &granted(2));
@@ -270,7 +270,7 @@ fn node_that_lost_the_key_after_granting_the_target_is_not_asked_again() {
 /// for ever all the same.
 #[test]
 fn confirm_below_the_target_does_not_leave_the_round_waiting() {
-    let mut round = AcquireRound::new(quorum(2), None);
+    let mut round = AcquireRound::new(quorum(2));
     round.on_acquire(0, &granted(1));
     assert_eq!(round.on_acquire(1, &granted(2)), AcquireStep::Confirm(2));
     let step = round.on_confirm(0, &at(1));

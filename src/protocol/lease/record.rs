@@ -44,28 +44,6 @@ use crate::protocol::round::{Decided, LookRound, LookStep, Sought, VoteRound, Vo
 use crate::protocol::validity::whole_millis;
 
 impl Lease {
-    /// Takes a step of the attempt.
-    pub(super) fn on_step(&mut self, step: AcquireStep, now: Duration) {
-        match step {
-            AcquireStep::Wait => {}
-            AcquireStep::Confirm(number) => {
-                if let LifeStage::Acquiring(acquiring) = &mut self.stage {
-                    acquiring.confirm = Some(self.number + 1);
-                    let nodes = acquiring.round.unconfirmed();
-                    let token = self.spec.proposal.map(|_| number);
-                    self.confirm(token, self.spec.ttl, nodes, now);
-                }
-            }
-            AcquireStep::Granted(number) => self.on_granted(number, now),
-            AcquireStep::Refused(refusal) => {
-                self.refuse(Event::Refused(refusal), now);
-            }
-            AcquireStep::Repair(record) => self.repair(record, now),
-            AcquireStep::Decided(Decided::Recorded(record)) => self.replay(record, now),
-            AcquireStep::Decided(decided) => self.refuse(Event::Decided(decided), now),
-        }
-    }
-
     /// Writes the record of a minority to the nodes that granted the key.
     pub(super) fn repair(&mut self, record: Record, now: Duration) {
         let LifeStage::Acquiring(acquiring) = &mut self.stage else {
