@@ -12,7 +12,6 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
 use tower_redlock::fuzzing::encode;
-use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, HolderMark, Op, SharedOp};
 use tower_redlock::protocol::{
     ExecutionId, Fingerprint, KeyNames, LockKey, LockKeys, Namespace, OwnerToken, Record,
@@ -31,10 +30,9 @@ fuzz_target!(|data: &[u8]| {
         u64::from(number) << (number % 47),
         parts.concat().as_slice(),
     );
-    let generation = (form & 1 == 1).then(|| GENERATION.to_owned());
+    let generation = (form & 1 == 1).then_some(GENERATION);
     let key: Option<Arc<[u8]>> = (form & 2 == 2).then(|| b"redlock:generation"[..].into());
-    let generation = generation.and_then(|generation| Generation::parse(&generation));
-    let encode = |requests: &[_]| encode(requests, key.clone(), generation.clone());
+    let encode = |requests: &[_]| encode(requests, key.clone(), generation);
     let alone = |request: &(Command, bool)| {
         let call = encode(std::slice::from_ref(request));
         arguments(&call.expect("it shares its call with no other"))

@@ -11,9 +11,9 @@ mod recorded;
 use std::sync::Arc;
 
 #[cfg(all(not(feature = "metrics"), feature = "redis"))]
-pub(crate) use self::nothing::NoCalls as NodeCalls;
+pub(crate) use self::nothing::Nothing as NodeCalls;
 #[cfg(not(feature = "metrics"))]
-pub(crate) use self::nothing::{NotCounted as Counted, *};
+pub(crate) use self::nothing::{Nothing as Counted, *};
 #[cfg(feature = "metrics")]
 pub use self::recorded::LATENCY_BUCKETS;
 #[cfg(feature = "metrics")]

@@ -20,7 +20,10 @@ use crate::protocol::{FencingToken, Record, Shown};
 /// The reply is no vote.
 #[allow(unreachable_pub, reason = "a fuzz target calls it")]
 pub fn decode(command: &Command, value: &Value, node: &Arc<str>) -> Result<Reply, NodeFailure> {
-    if let Some(why) = describe_refusal(value) {
+    // Asked here, because most replies are no errors.
+    if matches!(value, Value::ServerError(_))
+        && let Some(why) = describe_refusal(value)
+    {
         return Err(NodeFailure::refused(node, why));
     }
     match read(command, value) {

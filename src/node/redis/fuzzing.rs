@@ -7,7 +7,6 @@ use deadpool_redis::redis::Value;
 
 use crate::node::redis::decode;
 use crate::node::redis::table::{EncodedCommand, GenerationCheck, encode_call_into};
-use crate::protocol::admission::Generation;
 use crate::protocol::message::Command;
 
 /// Deals the reply to a call out to its commands.
@@ -24,11 +23,11 @@ pub fn deal(mut reply: Value, commands: &[Command]) -> Vec<Value> {
 pub fn encode(
     requests: &[(Command, bool)],
     key: Option<Arc<[u8]>>,
-    generation: Option<Generation>,
+    generation: Option<&str>,
 ) -> Option<Vec<u8>> {
     let check = &GenerationCheck {
         key,
-        generation,
+        generation: generation.map(Arc::from),
         in_cluster_mode: false,
     };
     let commands = requests.iter();

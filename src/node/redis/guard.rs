@@ -47,7 +47,7 @@ pub struct Guard {
     /// The nodes of which it has been logged that they may evict keys.
     warned_of_eviction: Mutex<BTreeSet<Arc<str>>>,
     /// Whether any two nodes are one server. Almost never, but every request checks it.
-    has_duplicates: AtomicBool,
+    pub(super) has_duplicates: AtomicBool,
     /// Whether it has been logged that duplicates may go unnoticed.
     has_warned: AtomicBool,
     epoch: Epoch,
@@ -136,7 +136,7 @@ impl Guard {
         };
         let check = GenerationCheck {
             key: self.generation_key.clone(),
-            generation: Some(generation),
+            generation: Some(generation.as_str().into()),
             in_cluster_mode,
         };
         Ok((check, self.introduce(node, introduction, attempt)))
@@ -186,19 +186,9 @@ impl Guard {
             .store(admissions.has_twins(), Ordering::Relaxed);
     }
 
-    /// Returns whether any two nodes are one server.
-    pub(super) fn has_duplicates(&self) -> bool {
-        // A hint that saves the lock. The lane of the later one of the two has stored it, under the lock, when the server was
-        // admitted, so that one never votes meanwhile; the other may, for a moment.
-        self.has_duplicates.load(Ordering::Relaxed)
-    }
-
     /// Returns the other node that is the same server, or a copy of it.
     #[must_use]
     pub fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
-        if !self.has_duplicates() {
-            return None;
-        }
         self.admissions.lock().twin_of(node).cloned()
     }
 }

@@ -133,7 +133,7 @@ impl RedisServer {
     /// Returns the failure of a request that is not sent because the node is down or must not vote, as far as that is
     /// known. Otherwise, the request waits until the lane knows more; if there is no lane, it starts one.
     pub(super) fn failure(&self) -> Option<NodeFailure> {
-        if self.is_open() && !self.guard.has_duplicates() {
+        if self.is_open() && !self.has_duplicates() {
             return None;
         }
         self.is_known().then(|| self.last_failure()).flatten()
@@ -181,9 +181,17 @@ impl RedisServer {
         self.known.lock().quarantined_until
     }
 
+    /// Returns whether any two nodes are one server.
+    fn has_duplicates(&self) -> bool {
+        // A hint that saves the lock. The lane of the later one of the two has stored it, under the lock, when the server was
+        // admitted, so that one never votes meanwhile; the other may, for a moment.
+        self.guard.has_duplicates.load(Ordering::Relaxed)
+    }
+
     /// Returns why the node must not vote if another node leads to the same server.
     pub(super) fn duplicate(&self) -> Option<Arc<str>> {
-        let other = self.guard.duplicate_of(&self.name)?;
+        let has_duplicates = self.has_duplicates();
+        let other = has_duplicates.then(|| self.guard.duplicate_of(&self.name))??;
         let why = format!("{} and {other} are one server; list it once", self.name);
         Some(why.into())
     }

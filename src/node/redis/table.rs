@@ -32,7 +32,6 @@ use self::Part::{
 };
 use self::Verb::Plain;
 use crate::protocol::KeyNames;
-use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Op, SharedOp};
 
 /// One row of the table: an operation as one Redis command.
@@ -261,7 +260,7 @@ pub struct GenerationCheck {
     pub(super) key: Option<Arc<[u8]>>,
     /// The generation of the server on this connection. Without the restart guard, it only has the run id of the process, if
     /// the server tells that, and is not sent.
-    pub(super) generation: Option<Generation>,
+    pub(super) generation: Option<Arc<str>>,
     /// Whether the server is in cluster mode, where a call with keys of several hash slots is refused: the keys of a script
     /// are then arguments, which `cluster_mode.lua` reads.
     pub(super) in_cluster_mode: bool,
@@ -352,8 +351,7 @@ pub(super) fn encode_call_into<'a>(
     };
     let of_vote = first.asks_for_vote;
     let key = check.key.as_deref().filter(|_| of_vote);
-    let generation = key.and(check.generation.as_ref());
-    let generation = generation.map(|generation| generation.as_str().as_bytes());
+    let generation = key.and(check.generation.as_deref());
     let keys = count * first.counts.0 + usize::from(key.is_some());
     let shared = first.operation.shared.as_ref().filter(|_| count > 1);
     let (verb, arguments) = match shared {
@@ -393,7 +391,7 @@ pub(super) fn encode_call_into<'a>(
         Some(common) => output.extend_from_slice(common),
     }
     if let Some(generation) = generation {
-        put_argument(output, generation);
+        put_argument(output, generation.as_bytes());
     }
     for command in commands.filter(|_| shared.is_some()) {
         output.extend_from_slice(&command.bytes[command.ends[0]..command.own_bytes()]);

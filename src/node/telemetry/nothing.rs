@@ -26,24 +26,20 @@ pub(crate) fn unrecorded() {}
 #[cfg(feature = "redis")]
 pub(crate) fn node_up(_: &Arc<str>, _: Option<&Arc<str>>, _: bool) {}
 
-#[cfg(feature = "redis")]
-pub(crate) struct NoCalls;
+/// Counts nothing.
+#[derive(Debug)]
+pub(crate) struct Nothing;
 
-#[cfg(feature = "redis")]
 #[allow(clippy::unused_self, reason = "the feature `metrics` uses it")]
-impl NoCalls {
+impl Nothing {
+    #[cfg(feature = "redis")]
     pub(crate) fn new(_: &Arc<str>, _: Option<&Arc<str>>) -> Self {
         Self
     }
 
+    #[cfg(feature = "redis")]
     pub(crate) fn record(&mut self, _: &'static str, _: Duration, _: Instant) {}
-}
 
-/// Counts nothing.
-#[derive(Debug)]
-pub(crate) struct NotCounted;
-
-impl NotCounted {
     pub(crate) fn held() -> Self {
         Self
     }

@@ -18,6 +18,7 @@ use crate::node::redis::describe::{
 use crate::node::redis::lane::state::{
     KEEPALIVE, Lane, Live, MAX_BATCH, Next, PROBE_PAUSE, shared_check,
 };
+use crate::node::redis::link::Link;
 use crate::node::redis::server::{RedisServer, weight};
 use crate::node::redis::table::load_all;
 use crate::protocol::message::{Op, Reply};
@@ -56,7 +57,8 @@ impl Lane {
             tokio::select! {
                 biased;
                 replied = poll_fn(|context| {
-                    poll_replies(&mut self.live, context, &mut replies)
+                    let link = self.live.as_mut().map(|live| &mut live.link);
+                    poll_replies(link, context, &mut replies)
                 }) => self.on_replied(replies.drain(..), replied),
                 attempted = poll_fn(|context| match &mut self.next {
                     Some(Next::Connecting(opening, _)) => opening.as_mut().poll(context),
@@ -133,7 +135,9 @@ impl Lane {
                 replied = Err("the server sent a reply without a request".into());
                 break;
             };
-            if (call.jobs == 0 || ends_admission(&reply))
+            let is_error = matches!(reply, Value::ServerError(_));
+            if is_error
+                && (call.jobs == 0 || ends_admission(&reply))
                 && let Some(why) = describe_refusal(&reply)
             {
                 // A server that refuses a ping or the scripts refuses all requests, and so does one that wants a login again, or
@@ -141,9 +145,9 @@ impl Lane {
                 replied = Err(why);
                 break;
             }
-            let is_noscript = has_code(&reply, &["NOSCRIPT"]);
+            let is_noscript = is_error && has_code(&reply, &["NOSCRIPT"]);
             forgot_scripts |= is_noscript;
-            let is_refused = call.jobs > 1 && is_refusal_of_call(&reply);
+            let is_refused = is_error && call.jobs > 1 && is_refusal_of_call(&reply);
             if let Some(live) = self.live.as_mut().filter(|_| is_refused) {
                 live.shares_from = now + SHARING_PAUSE;
             }
@@ -290,17 +294,17 @@ impl Lane {
 
 /// Appends the replies that have arrived to `replies`; ready if there are any, or if the connection is lost behind them.
 fn poll_replies(
-    live: &mut Option<Live>,
+    link: Option<&mut Link>,
     context: &mut Context<'_>,
     replies: &mut Vec<Value>,
 ) -> Poll<Result<(), Arc<str>>> {
-    let Some(live) = live else {
+    let Some(link) = link else {
         return Poll::Pending;
     };
     // Until no more is there: the lane handles them together, which reads the clock and looks at its state once. They are
     // kept if the connection is lost behind them, because the server has executed what it answered.
     loop {
-        match live.link.poll_reply(context) {
+        match link.poll_reply(context) {
             Poll::Ready(Ok(reply)) => replies.push(reply),
             Poll::Ready(Err(why)) => return Poll::Ready(Err(why)),
             Poll::Pending if replies.is_empty() => return Poll::Pending,

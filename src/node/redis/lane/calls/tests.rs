@@ -11,7 +11,6 @@ use super::*;
 use crate::node::job::{Packet, VoteReceiver};
 use crate::node::redis::decode::deal;
 use crate::node::redis::link::tests::parse_all;
-use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{
     ExecutionId, Fingerprint, KeyNames, LockKey, LockKeys, Namespace, OwnerToken, Record,
@@ -72,7 +71,7 @@ impl Bench {
     fn guarded() -> Self {
         let check = GenerationCheck {
             key: Some(b"redlock:generation"[..].into()),
-            generation: Generation::parse("r:100:999999:run"),
+            generation: Some("r:100:999999:run".into()),
             ..GenerationCheck::default()
         };
         Self {

@@ -6,7 +6,6 @@ use tokio::time::advance;
 use super::*;
 use crate::node::redis::link::Link;
 use crate::node::redis::server::tests::server;
-use crate::protocol::admission::Generation;
 
 const LIMIT: Duration = Duration::from_secs(1);
 
@@ -83,7 +82,7 @@ async fn a_standby_replaces_a_live_connection_when_it_is_due_or_lost() {
         lane.start_attempt();
         assert!(lane.live.is_some() && lane.next.is_some());
         let mut standby = candidate().await.0;
-        standby.check.generation = Generation::parse("r:1:1:standby");
+        standby.check.generation = Some("r:1:1:standby".into());
         lane.next = Some(Next::Standby(Box::new(standby), Instant::now() + LIMIT));
         lane.on_timer();
         assert!(lane.next.is_some());
@@ -99,10 +98,10 @@ async fn a_recovered_connection_drops_a_standby_to_the_same_memory_only() {
     for (generation, is_used) in [("r:1:1:run", false), ("r:2:1:run", true)] {
         let mut lane = Lane::new(server());
         let mut live = candidate().await.0;
-        live.check.generation = Generation::parse("r:1:1:run");
+        live.check.generation = Some("r:1:1:run".into());
         lane.adopt(live);
         let mut standby = candidate().await.0;
-        standby.check.generation = Generation::parse(generation);
+        standby.check.generation = Some(generation.into());
         lane.next = Some(Next::Standby(Box::new(standby), Instant::now()));
         assert_eq!(lane.on_recovered(), !is_used);
         assert!(lane.live.is_some() && lane.next.is_none());
