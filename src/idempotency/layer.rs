@@ -277,7 +277,8 @@ where
         let (mut parts, body) = request.into_parts();
         // Before the key is read: extractors of axum copy the extensions. Until the execution starts, each early return is a
         // refusal for an idempotency layer outside.
-        let outer_calls = CallToken::take(&mut parts.extensions);
+        let outer_calls = parts.extensions.remove();
+        let outer_calls = outer_calls.as_ref().map(CallToken::take_over);
         let (key, resource) = match self.config.keyed(&parts) {
             Ok(Some(keyed)) => keyed,
             Ok(None) => {

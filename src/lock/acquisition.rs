@@ -182,7 +182,10 @@ impl LockRequest {
     pub(crate) fn lock(self) -> impl Future<Output = Result<LockGuard, LockError>> + Send {
         async move {
             let layout = &self.core.layout;
-            let only_group = layout.only_group(&self.keys);
+            let only_group = match &*layout.groups {
+                [group] => Some(group),
+                _ => layout.only_group(&self.keys),
+            };
             let stages = match only_group {
                 Some(_) => Vec::new(),
                 None => layout.by_group(&self.keys),

@@ -73,10 +73,14 @@ impl Backoff {
         }
     }
 
-    /// Lets other processes try first if it is their turn: returns the back-off of a caller that does, which waits before its
-    /// first attempt.
-    pub(crate) fn for_remote(spec: &LockSpec, permit: &Permit, wait: &Wait) -> Option<Self> {
-        let waiters = permit.notified()?;
+    /// Lets the processes try first that wait for a release, so many of them: returns the back-off of a caller that does, which
+    /// waits before its first attempt.
+    pub(crate) fn for_remote(
+        waiters: usize,
+        spec: &LockSpec,
+        permit: &Permit,
+        wait: &Wait,
+    ) -> Option<Self> {
         let mut backoff = Self::new(Instant::now());
         let left = wait.deadline.saturating_duration_since(backoff.began);
         if left.is_zero() {

@@ -36,7 +36,7 @@ pub(crate) type ReadReceiver = watch::Receiver<Option<Result<Stored, LockError>>
 #[derive(Debug)]
 pub(crate) struct Layout {
     /// The groups of both layouts, each once: first those of the current one, in the order of its placement.
-    groups: Vec<Arc<Group>>,
+    pub(crate) groups: Vec<Arc<Group>>,
     current: Placement,
     next: Option<(Placement, Vec<Arc<Group>>)>,
 }
@@ -64,11 +64,6 @@ impl Layout {
         }
     }
 
-    /// Returns all groups, also those that a layout is moving to.
-    pub(crate) fn groups(&self) -> &[Arc<Group>] {
-        &self.groups
-    }
-
     /// Returns the group of a key.
     pub(crate) fn group_of(&self, key: &LockKey) -> &Arc<Group> {
         &self.groups[self.current.group_of(key)]
@@ -83,9 +78,6 @@ impl Layout {
 
     /// Returns the group in which keys are locked; `None` if there are several.
     pub(crate) fn only_group(&self, keys: &LockKeys) -> Option<&Arc<Group>> {
-        if let [group] = &*self.groups {
-            return Some(group);
-        }
         let mut keys = keys.as_slice().iter();
         // No keys are refused as such in any group.
         let first = keys.clone().next().map(|key| self.group_of(key));

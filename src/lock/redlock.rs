@@ -168,7 +168,7 @@ impl Redlock {
     ///
     /// May be dropped at any point.
     pub async fn health(&self) -> Health {
-        let groups = self.0.layout.groups().iter();
+        let groups = self.0.layout.groups.iter();
         let groups = join_all(groups.map(|group| check_group(group))).await;
         Health::new(groups, self.0.registry.stage() != DrainStage::Open)
     }
@@ -203,7 +203,7 @@ impl Redlock {
     /// Returns the keys that callers of this process wait for, each with their number.
     #[cfg(feature = "axum")]
     pub(crate) fn waited_for(&self) -> Vec<(LockKey, usize)> {
-        let groups = self.0.layout.groups().iter();
+        let groups = self.0.layout.groups.iter();
         groups.flat_map(|group| group.queue.waited_for()).collect()
     }
 
@@ -227,7 +227,7 @@ impl Redlock {
     }
 
     pub(super) fn new(settings: Arc<Settings>, layout: Layout) -> Self {
-        let groups = layout.groups().iter();
+        let groups = layout.groups.iter();
         telemetry::describe(groups.filter_map(|group| group.label.as_ref()));
         Self(Arc::new(Core {
             cap: settings.max_waiters.map(WaiterCap::new),
@@ -270,7 +270,7 @@ impl Redlock {
 /// Shows the nodes by their addresses, without credentials.
 impl fmt::Debug for Redlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let groups = self.0.layout.groups().iter();
+        let groups = self.0.layout.groups.iter();
         let nodes: Vec<_> = groups.flat_map(|group| &*group.cluster.names).collect();
         f.debug_struct("Redlock")
             .field("nodes", &nodes)

@@ -136,12 +136,6 @@ impl CallTracker {
 }
 
 impl CallToken {
-    /// Takes the token of a request, if it has one, for a layer that passes the request on or refuses it.
-    pub(crate) fn take(extensions: &mut Extensions) -> Option<Arc<CallTracker>> {
-        let token = extensions.remove::<Self>()?;
-        Some(token.take_over())
-    }
-
     /// Returns the token of a request, for an extractor that may refuse the request after it is consumed.
     pub(crate) fn from_extensions(extensions: &Extensions) -> Option<Self> {
         let token = extensions.get::<Self>()?;
@@ -167,7 +161,8 @@ impl CallToken {
         }
     }
 
-    /// Takes back the call of a request that is refused, or is passed on with a token of its own.
+    /// Takes back the call of a request that is refused, or is passed on with a token of its own: a layer that may do either
+    /// removes the token that it finds.
     pub(crate) fn take_over(&self) -> Arc<CallTracker> {
         // One swap decides who takes the call back, and the count has an order of its own.
         if self.has_call.swap(false, Ordering::Relaxed) {
@@ -193,11 +188,15 @@ mod tests {
         (tracker, extensions)
     }
 
+    fn take(request: &mut Extensions) -> Arc<CallTracker> {
+        request.remove::<CallToken>().unwrap().take_over()
+    }
+
     #[test]
     fn a_request_refused_by_an_inner_layer_has_not_called_its_handler() {
         let (tracker, mut outer) = tracked();
         assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
-        let taken = CallToken::take(&mut outer).unwrap();
+        let taken = take(&mut outer);
         assert_eq!(tracker.handler_state(), HandlerState::NotCalled);
         taken.pass_on(&mut outer);
         assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
@@ -211,7 +210,7 @@ mod tests {
             let (tracker, request) = tracked();
             let copy = request.clone();
             let mut calls = [request, copy];
-            let taken = calls.each_mut().map(|call| CallToken::take(call).unwrap());
+            let taken = calls.each_mut().map(take);
             assert_eq!(tracker.handler_state(), HandlerState::NotCalled);
             taken[usize::from(refused_first)].pass_on(&mut calls[0]);
             assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
@@ -224,7 +223,7 @@ mod tests {
         let mut made = handlers.clone();
         CallToken::refuse_request(&made);
         assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
-        let taken = CallToken::take(&mut made).unwrap();
+        let taken = take(&mut made);
         taken.pass_on(&mut made);
         taken.mark_stopped();
         CallToken::refuse_request(&made);
@@ -237,17 +236,17 @@ mod tests {
     fn a_stopped_handler_stays_stopped_after_refusals_until_another_call_is_passed_on() {
         let (tracker, mut request) = tracked();
         let mut retried = request.clone();
-        let taken = CallToken::take(&mut request).unwrap();
+        let taken = take(&mut request);
         taken.pass_on(&mut request);
         taken.mark_stopped();
         CallToken::refuse_request(&retried);
         assert_eq!(tracker.handler_state(), HandlerState::Stopped);
         // An extractor refuses a request that a layer passed on.
         let mut refused = retried.clone();
-        CallToken::take(&mut refused).unwrap().pass_on(&mut refused);
+        take(&mut refused).pass_on(&mut refused);
         CallToken::refuse_request(&refused);
         assert_eq!(tracker.handler_state(), HandlerState::Stopped);
-        CallToken::take(&mut retried).unwrap().pass_on(&mut retried);
+        take(&mut retried).pass_on(&mut retried);
         assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
         assert!(tracker.is_stopped());
     }

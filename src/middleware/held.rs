@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use futures_util::future::Either;
 use http::Extensions;
+use smallvec::SmallVec;
 
 use crate::lock::{
     LockError, LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock,
@@ -33,8 +34,9 @@ use crate::protocol::{LockKey, LockKeys};
 /// They are an extension of the request. A request that is made with a clone of these extensions counts as the
 /// same request and shares its locks. A handler that makes such requests and wants them to exclude each other
 /// removes `LockHandles` from the extensions first.
+// Most requests take one lock.
 #[derive(Debug, Clone)]
-pub struct LockHandles(Arc<Mutex<Vec<(LockHandle, OnLost)>>>);
+pub struct LockHandles(Arc<Mutex<SmallVec<[(LockHandle, OnLost); 1]>>>);
 
 /// A share of a lock that a request holds, with the effect of its loss.
 ///
@@ -66,8 +68,7 @@ impl LockHandles {
     /// Returns the handles of a request, none at first. Clones of the extensions share them.
     pub(crate) fn from_extensions(extensions: &mut Extensions) -> Self {
         extensions
-            // Most requests take one lock.
-            .get_or_insert_with(|| Self(Arc::new(Mutex::new(Vec::with_capacity(1)))))
+            .get_or_insert_with(|| Self(Arc::default()))
             .clone()
     }
 

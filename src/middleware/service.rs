@@ -74,7 +74,7 @@ where
             method: parts.method.clone(),
             kind: RequestKind::of(&parts),
             // Before the key is read: extractors of axum copy the extensions.
-            tracker: CallToken::take(&mut parts.extensions),
+            tracker: parts.extensions.remove().as_ref().map(CallToken::take_over),
             locking: None,
             waiting: None,
             is_ready: false,

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     fn group() -> Arc<Group> {
-        Arc::clone(&Redlock::in_memory(1).core().layout.groups()[0])
+        Arc::clone(&Redlock::in_memory(1).core().layout.groups[0])
     }
 
     fn head() -> Record {

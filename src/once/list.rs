@@ -107,7 +107,7 @@ impl Redlock {
         prefix: impl Into<LockKey>,
         mut cursor: ListCursor,
     ) -> Result<LockPage, LockError> {
-        let (groups, prefix) = (self.core().layout.groups(), prefix.into());
+        let (groups, prefix) = (&self.core().layout.groups, prefix.into());
         let mut locks = Vec::new();
         let group = groups.get(cursor.group);
         // It may be the cursor of a service with more nodes.

@@ -399,7 +399,7 @@ mod tests {
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        assert!(redlock.core().layout.groups()[0].queue.is_empty());
+        assert!(redlock.core().layout.groups[0].queue.is_empty());
         assert_eq!(tasks.num_alive_tasks(), before);
         assert!(redlock.drain(Duration::ZERO).await.is_clean());
     }

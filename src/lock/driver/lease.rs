@@ -444,15 +444,6 @@ impl Driver {
         Input::Dropped { publishes, effect }
     }
 
-    /// Sends the releases in a `Drop`.
-    fn abandon(&mut self) {
-        self.tell();
-        // There is no task that would pass it on.
-        while self.lease.poll_event().is_some() {}
-        self.is_dropped = true;
-        self.handle(self.dropped(true));
-    }
-
     /// Goes on until the releases are sent: behind an execution, also until they are answered. The drop of the driver leaves
     /// what is not answered to the registry.
     pub(super) async fn send_releases(&mut self) {
@@ -460,13 +451,28 @@ impl Driver {
             self.next_event(pin!(pending::<()>())).await;
         }
     }
+}
 
-    /// Has the registry count the answers that are still to come.
-    fn leave_to_registry(&mut self) {
+impl Drop for Driver {
+    /// Releases what no caller gets any more, and a lock whose task ends early. That stays while it has holders, because they
+    /// get it from no one else.
+    fn drop(&mut self) {
+        // Holders learn first that no task renews the lock any more. Without effect on one that has ended.
+        self.state.close(None);
+        // Nothing begins under an unused lock without the task.
+        let is_unused = !self.state.is_shared() || self.lease.is_unused();
+        if is_unused && !self.lease.is_releasing() {
+            self.tell();
+            // There is no task that would pass it on.
+            while self.lease.poll_event().is_some() {}
+            self.is_dropped = true;
+            self.handle(self.dropped(true));
+        }
         let (phase, round) = self.lease.release_round();
         if round.unreleased().is_empty() {
             return;
         }
+        // No task waits for the answers that are still to come.
         let spec = &self.state.spec;
         let votes = self.votes.take();
         // Only releases go on.
@@ -484,22 +490,6 @@ impl Driver {
             },
             gone_at: self.instant(self.lease.gone_at()),
         });
-    }
-}
-
-impl Drop for Driver {
-    /// Releases what no caller gets any more, and a lock whose task ends early. That stays while it has holders, because they
-    /// get it from no one else.
-    fn drop(&mut self) {
-        // Holders learn first that no task renews the lock any more. Without effect on one that has ended.
-        self.state.close(None);
-        // Nothing begins under an unused lock without the task.
-        let is_unused = !self.state.is_shared() || self.lease.is_unused();
-        if is_unused && !self.lease.is_releasing() {
-            self.abandon();
-        }
-        // No task waits for the answers.
-        self.leave_to_registry();
     }
 }
 

@@ -212,8 +212,10 @@ impl LockTask {
         &mut self,
         mut caller: Option<&mut Caller>,
     ) -> Result<Option<LockGuard>, Denied> {
-        if self.backoff.is_none() {
-            let backoff = Backoff::for_remote(&self.spec, &self.permit, &self.wait);
+        if self.backoff.is_none()
+            && let Some(waiters) = self.permit.notified()
+        {
+            let backoff = Backoff::for_remote(waiters, &self.spec, &self.permit, &self.wait);
             self.backoff = backoff.map(Box::new);
         }
         loop {
@@ -239,8 +241,8 @@ impl LockTask {
                 }
                 (moves, began) = (moves + 1, Instant::now());
             };
-            // Another caller may take the slot meanwhile.
-            self.permit.give_number_back();
+            // Given back: another caller may take the slot meanwhile.
+            self.permit.take_number(0, 0);
             let backoff = self
                 .backoff
                 .get_or_insert_with(|| Box::new(Backoff::new(first_began)));

@@ -311,11 +311,6 @@ impl Permit {
         place.take_number(self.caller, numbers, random)
     }
 
-    /// Gives the slot back, so that other callers can choose it.
-    pub(crate) fn give_number_back(&self) {
-        self.take_number(0, 0);
-    }
-
     /// Leaves a memo for the next callers of this process. A set of keys has it at the first key.
     pub(crate) fn set_memo(&self, decided: Decided) {
         if let Some(place) = self.places.first() {

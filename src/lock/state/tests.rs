@@ -15,7 +15,7 @@ mod schedules;
 pub(crate) fn granted(key: &str) -> (Arc<LockState>, LockGuard) {
     let redlock = Redlock::builder().embedded(1).build().unwrap();
     let core = redlock.core();
-    let cluster = &core.layout.groups()[0].cluster;
+    let cluster = &core.layout.groups[0].cluster;
     let (keys, ttl) = (LockKeys::from(LockKey::from(key)), Duration::from_secs(1));
     let labels = LockLabels {
         resource: "test",
