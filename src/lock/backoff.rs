@@ -316,7 +316,7 @@ impl Announcement {
             owner: self.owner.clone(),
             op: Op::Shared(op),
         };
-        let packet = Packet::new(command, false, None);
+        let packet = Arc::new(Packet::new(command, false, None));
         for (number, node) in self.cluster.nodes.iter().enumerate() {
             let packet = Arc::clone(&packet);
             let job = Job::new(packet, self.votes.sender(number), self.gone_at);

@@ -472,11 +472,9 @@ impl Drop for Ticket {
         let mut leases = self.registry.leases.lock();
         let released = leases.set_released(self.id);
         leases.unused.push(self.id);
-        let settled = match leases.unsettled.len() > leases.held.len() {
-            true => leases.take_settled(Instant::now()),
-            // Nearly always: each one that is kept takes the place of another.
-            false => Vec::new(),
-        };
+        // Rarely: each one that is kept takes the place of another.
+        let has_many = leases.unsettled.len() > leases.held.len();
+        let settled = has_many.then(|| leases.take_settled(Instant::now()));
         drop(leases);
         drop(released);
         drop(settled);

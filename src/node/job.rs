@@ -74,12 +74,7 @@ pub(crate) struct Packet {
 
 impl Packet {
     /// Creates the packet of a command. For some releases, a time counts; see [`until`](Self::until).
-    pub(crate) fn new(command: Command, notifies: bool, until: Option<Instant>) -> Arc<Self> {
-        Arc::new(Self::unshared(command, notifies, until))
-    }
-
-    /// The same, for nodes that execute it at once.
-    pub(crate) fn unshared(command: Command, notifies: bool, until: Option<Instant>) -> Self {
+    pub(crate) fn new(command: Command, notifies: bool, until: Option<Instant>) -> Self {
         Self {
             command,
             notifies,
@@ -96,7 +91,7 @@ impl Packet {
             owner: OwnerToken::from_random([0; 16]),
             op: Op::Ping,
         };
-        Self::new(command, false, None)
+        Arc::new(Self::new(command, false, None))
     }
 }
 
@@ -242,7 +237,7 @@ impl Packet {
             names: Arc::clone(&self.command.names),
             owner: self.command.owner.clone(),
         };
-        Self::new(command, notifies, self.until)
+        Arc::new(Self::new(command, notifies, self.until))
     }
 }
 
@@ -539,8 +534,8 @@ impl VoteSender {
             return;
         }
         if queue.votes.is_empty() {
-            // At once for a whole phase.
-            queue.votes.reserve(channel.names.len());
+            // At once for two phases, as the last answers of one may come with the first ones of the next.
+            queue.votes.reserve(2 * channel.names.len());
         }
         queue.votes.push_back(Vote {
             node: usize::from(self.node),

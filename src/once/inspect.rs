@@ -366,7 +366,7 @@ pub(super) fn request(names: &Arc<[KeyNames]>, op: Op, publishes: bool) -> Arc<P
         owner: OwnerToken::from_random(unguessable()),
         op,
     };
-    Packet::new(command, publishes, None)
+    Arc::new(Packet::new(command, publishes, None))
 }
 
 pub(super) const UNEXPECTED: &str =

@@ -65,23 +65,18 @@ impl Admissions {
     /// Stores the introduction of `node` on a new connection, and returns the time for which it may not
     /// vote on this connection; afterwards it must introduce itself again. `now` is the client's own
     /// monotonic clock.
-    pub fn admit(
-        &mut self,
-        node: &Arc<str>,
-        introduction: Introduction,
-        now: Duration,
-    ) -> Duration {
-        let age = introduction.generation.age(introduction.now);
+    pub fn admit(&mut self, node: &Arc<str>, said: Introduction, now: Duration) -> Duration {
+        let age = said.generation.age(said.now);
         let by_generation = self.window.saturating_sub(age);
         // Uptime counts whole seconds, and the first may be shorter.
         let rounding = Duration::from_nanos(1_999_999_999);
         let least_uptime = Duration::from_secs(self.window.saturating_add(rounding).as_secs());
-        let by_uptime = least_uptime.saturating_sub(introduction.uptime);
+        let by_uptime = least_uptime.saturating_sub(said.uptime);
         let before = self.nodes.get(node);
         let forgot = before.is_some_and(|before| {
-            before.said.run_id != introduction.run_id
-                || before.said.replication_id != introduction.replication_id
-                || before.said.generation != introduction.generation
+            before.said.run_id != said.run_id
+                || before.said.replication_id != said.replication_id
+                || before.said.generation != said.generation
         });
         // A second check, against steps of the node's clock.
         let lost_before = before.and_then(|before| before.lost_memory);
@@ -90,7 +85,7 @@ impl Admissions {
             self.window.saturating_sub(now.saturating_sub(at))
         });
         let known = Known {
-            said: introduction,
+            said,
             lost_memory,
             is_connected: true,
         };

@@ -211,17 +211,13 @@ impl Namespace {
         joined(&beside(self.0.is_empty(), lock, word.as_bytes()))
     }
 
-    fn name(
-        &self,
-        key: &LockKey,
-        digest: impl Fn(&[u8]) -> [u8; 32],
-    ) -> Result<KeyNames, KeyError> {
+    fn name(&self, key: &LockKey, hash: impl Fn(&[u8]) -> [u8; 32]) -> Result<KeyNames, KeyError> {
         let bytes = key.as_bytes();
         let braced = |shown: &[u8]| joined(&[self.0.as_bytes(), b":{", shown, b"}"]);
         let lock = if self.0.is_empty() {
             bare_name(bytes)?
         } else if bytes.len() > MAX_CLEAR_KEY {
-            braced(hex(&digest(bytes)).as_bytes())
+            braced(hex(&hash(bytes)).as_bytes())
         } else {
             braced(bytes)
         };

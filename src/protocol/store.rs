@@ -322,19 +322,13 @@ impl Store {
         (!left.is_zero()).then_some((&kept.record, left))
     }
 
-    fn keep(
-        &mut self,
-        name: &KeyNames,
-        record: &Record,
-        expires: Duration,
-        now: Duration,
-    ) -> Reply {
+    fn keep(&mut self, name: &KeyNames, record: &Record, until: Duration, now: Duration) -> Reply {
         let Some(record_name) = &name.record else {
             return Reply::NotDone;
         };
         let kept = Kept {
             record: record.clone(),
-            expires,
+            expires: until,
         };
         self.records.insert(Arc::clone(record_name), kept);
         self.sweep(now);

@@ -381,7 +381,7 @@ impl Driver {
             owner: self.owner.clone(),
             op: request.op,
         };
-        let packet = Packet::unshared(command, request.publishes, until);
+        let packet = Packet::new(command, request.publishes, until);
         let (cluster, mut nodes) = (&spec.cluster, request.nodes);
         let embedded = nodes.intersection(cluster.embedded);
         if !self.is_dropped && !embedded.is_empty() {

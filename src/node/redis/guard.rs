@@ -164,15 +164,10 @@ impl Guard {
     }
 
     /// Stores the introduction of a server, and returns for how long it must not vote.
-    fn introduce(
-        &self,
-        node: &Arc<str>,
-        introduction: Introduction,
-        attempt: Duration,
-    ) -> Duration {
+    fn introduce(&self, node: &Arc<str>, said: Introduction, attempt: Duration) -> Duration {
         let now = self.epoch.at(Instant::now());
         let mut admissions = self.admissions.lock();
-        let left = admissions.admit(node, introduction, now);
+        let left = admissions.admit(node, said, now);
         self.has_duplicates
             .store(admissions.has_twins(), Ordering::Relaxed);
         left.max(admissions.moved(node, attempt, now))

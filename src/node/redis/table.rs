@@ -16,7 +16,7 @@
 //! request would take longer than its own script, which is used instead.
 
 use std::cell::RefCell;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -277,8 +277,10 @@ pub(crate) struct EncodedCommand {
     counts: (usize, usize),
     /// The keys, and behind them the arguments.
     bytes: SmallVec<[u8; BYTES]>,
-    /// Where the keys end, and each of the arguments behind them.
-    ends: [usize; MAX_ARGUMENTS + 1],
+    /// Its own arguments in a shared call, behind its keys.
+    pub(super) own: Range<usize>,
+    /// The arguments that all commands of a shared call have in common.
+    common: Range<usize>,
 }
 
 impl EncodedCommand {
@@ -298,17 +300,23 @@ impl EncodedCommand {
             }
             SmallVec::from_slice(bytes)
         });
-        let hasher = BuildHasherDefault::<DefaultHasher>::default();
+        let mut hasher = DefaultHasher::new();
+        let shared = operation.shared.as_ref();
+        let place = |arguments: Range<usize>| ends[arguments.start]..ends[arguments.end];
         Self {
             operation,
             key_hash: match &**names {
-                [name] => Some(hasher.hash_one(&name.lock)),
+                [name] => {
+                    hasher.write(&name.lock);
+                    Some(hasher.finish())
+                }
                 _ => None,
             },
             asks_for_vote: op.is_vote(),
             counts: (keys, arguments),
             bytes,
-            ends,
+            own: place(0..shared.map_or(0, |call| call.own)),
+            common: place(shared.map_or(0..0, |call| call.common.clone())),
         }
     }
 
@@ -324,18 +332,8 @@ impl EncodedCommand {
         std::ptr::eq(self.operation, other.operation) && self.common() == other.common()
     }
 
-    /// Returns the length of its part of a shared call.
-    pub(super) fn own_bytes(&self) -> usize {
-        let shared = self.operation.shared.as_ref();
-        shared.map_or(0, |call| self.ends[call.own])
-    }
-
-    /// Returns the arguments that all commands of a shared call have in common.
     fn common(&self) -> &[u8] {
-        let shared = self.operation.shared.as_ref();
-        shared.map_or(b"", |call| {
-            &self.bytes[self.ends[call.common.start]..self.ends[call.common.end]]
-        })
+        &self.bytes[self.common.clone()]
     }
 }
 
@@ -380,13 +378,13 @@ pub(super) fn encode_call_into<'a>(
         put_number(output, keys as u64);
     }
     for command in commands.clone() {
-        output.extend_from_slice(&command.bytes[..command.ends[0]]);
+        output.extend_from_slice(&command.bytes[..command.own.start]);
     }
     if let Some(key) = key {
         put_argument(output, key);
     }
     match shared.map(|_| first.common()) {
-        None => output.extend_from_slice(&first.bytes[first.ends[0]..]),
+        None => output.extend_from_slice(&first.bytes[first.own.start..]),
         Some(b"") => put_argument(output, b""),
         Some(common) => output.extend_from_slice(common),
     }
@@ -394,7 +392,7 @@ pub(super) fn encode_call_into<'a>(
         put_argument(output, generation.as_bytes());
     }
     for command in commands.filter(|_| shared.is_some()) {
-        output.extend_from_slice(&command.bytes[command.ends[0]..command.own_bytes()]);
+        output.extend_from_slice(&command.bytes[command.own.clone()]);
     }
 }
 

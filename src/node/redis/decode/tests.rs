@@ -70,7 +70,7 @@ fn job(names: &Arc<[KeyNames]>, op: Op) -> Job {
         owner: OwnerToken::from_random([7; 16]),
         op,
     };
-    job_of(Packet::new(command, false, None))
+    job_of(Arc::new(Packet::new(command, false, None)))
 }
 
 fn job_of(packet: Arc<Packet>) -> Job {

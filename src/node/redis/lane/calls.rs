@@ -114,7 +114,7 @@ impl Calls {
         }
         self.keys.push(hash);
         self.key_bits[word] |= bit;
-        let (bytes, is_shareable) = (encoded.own_bytes(), encoded.is_shareable(check));
+        let (bytes, is_shareable) = (encoded.own.end, encoded.is_shareable(check));
         let fits = |call: &OpenCall| {
             let has_room = call.jobs.len() < MAX_JOBS && call.bytes + bytes <= MAX_BYTES;
             // Jobs that are alike can share calls, or none of them can.

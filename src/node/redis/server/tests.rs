@@ -65,7 +65,7 @@ fn job(op: Op) -> Job {
         owner: OwnerToken::from_random([0; 16]),
         op,
     };
-    let packet = Packet::new(command, false, None);
+    let packet = Arc::new(Packet::new(command, false, None));
     let votes = VoteReceiver::new(&["n".into()].into());
     Job::new(packet, votes.sender(0), Instant::now())
 }

@@ -22,7 +22,7 @@ fn request(number: u8, op: Op, notifies: bool) -> Job {
         op,
     };
     let votes = VoteReceiver::new(&["n".into()].into());
-    let packet = Packet::new(command, notifies, None);
+    let packet = Arc::new(Packet::new(command, notifies, None));
     Job::new(packet, votes.sender(0), Instant::now())
 }
 

@@ -89,7 +89,7 @@ impl Bench {
             owner: owner.token.clone(),
             op,
         };
-        let packet = Packet::new(command, false, None);
+        let packet = Arc::new(Packet::new(command, false, None));
         let new = || VoteReceiver::new(&["n".into()].into());
         let mut votes = self.votes.borrow_mut();
         let sender = votes.entry(owner.id).or_insert_with(new).sender(0);
@@ -100,7 +100,7 @@ impl Bench {
     fn take_back(&self, owner: &Owner) -> Job {
         let mut job = self.job(owner, Op::Release);
         let (command, now) = (command_of(&job).clone(), Instant::now());
-        job.packet = Packet::new(command, false, Some(now + TTL));
+        job.packet = Arc::new(Packet::new(command, false, Some(now + TTL)));
         job.useful_until = now;
         job
     }
@@ -374,7 +374,7 @@ async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {
     let mut job = bench.job(&owner, Op::ReleaseAfter { left: TTL });
     let command = command_of(&job).clone();
     let until = Some(Instant::now() + TTL);
-    job.packet = Packet::new(command, false, until);
+    job.packet = Arc::new(Packet::new(command, false, until));
     job.useful_until = Instant::now() + 2 * TTL;
     let left = |bench: &Bench| {
         let jobs = bench.lane.calls.jobs.iter();
