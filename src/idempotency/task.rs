@@ -364,22 +364,18 @@ async fn until_stopped<T>(
     began: Instant,
     running: impl Future<Output = T>,
 ) -> Result<T, LostReason> {
-    tokio::select! {
-        biased;
-        reason = first_lost(held) => Err(reason),
-        () = execution.reached_max_hold(began) => Err(LostReason::MaxHold),
-        ended = running => Ok(ended),
-    }
-}
-
-/// Waits until a lock is lost whose loss stops the handler; forever if there is none.
-async fn first_lost(held: &mut [HeldShare]) -> LostReason {
-    future::poll_fn(|context| {
+    // Of those whose loss stops the handler; forever if there is none.
+    let first_lost = future::poll_fn(|context| {
         let mut aborting = held.iter_mut().filter(|held| held.on_lost == OnLost::Abort);
         let lost = aborting.find_map(|held| held.check_lost(context));
         lost.map_or(Poll::Pending, Poll::Ready)
-    })
-    .await
+    });
+    tokio::select! {
+        biased;
+        reason = first_lost => Err(reason),
+        () = execution.reached_max_hold(began) => Err(LostReason::MaxHold),
+        ended = running => Ok(ended),
+    }
 }
 
 /// Returns whether an error says that `LoadShed` did not call its inner service.

@@ -23,7 +23,6 @@
 //! asks the nodes itself, after the time of one attempt.
 
 use std::pin::pin;
-use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
@@ -74,7 +73,10 @@ impl Group {
         // Who comes later would wait for the attempt of the first as well.
         let is_first = place.waiters() == 1;
         let mut acquiring = pin!(place.permits.acquire_many(permits(access)));
-        let allowance = self.attempt_time();
+        // The longest time from the first request of a caller to its decision, split votes included.
+        let nodes = self.cluster.nodes.iter();
+        let connecting = nodes.map(|node| node.extra_patience()).max();
+        let allowance = 2 * self.cluster.settings.node_timeout + connecting.unwrap_or_default();
         let mut seen: Option<(u64, Instant)> = None;
         loop {
             // Created before the checks, so that no notification is missed.
@@ -161,12 +163,5 @@ impl Group {
                 () = sleep_until(until) => {}
             }
         }
-    }
-
-    /// Returns the longest time from the first request of a caller to its decision, split votes included.
-    fn attempt_time(&self) -> Duration {
-        let nodes = self.cluster.nodes.iter();
-        let connecting = nodes.map(|node| node.extra_patience()).max();
-        2 * self.cluster.settings.node_timeout + connecting.unwrap_or_default()
     }
 }

@@ -184,7 +184,10 @@ impl Guard {
     /// Returns the other node that is the same server, or a copy of it.
     #[must_use]
     pub fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
-        self.admissions.lock().twin_of(node).cloned()
+        let admissions = self.admissions.lock();
+        let twin = admissions.twin_of(node).cloned();
+        debug_assert!(twin.is_none() || self.has_duplicates.load(Ordering::Relaxed));
+        twin
     }
 }
 

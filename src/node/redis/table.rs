@@ -298,7 +298,11 @@ impl EncodedCommand {
                 arguments += argument.put(command, notifies, bytes);
                 ends[place] = bytes.len();
             }
-            SmallVec::from_slice(bytes)
+            match bytes.len() {
+                ..=BYTES => SmallVec::from_slice(bytes),
+                // One with a record takes the buffer along.
+                _ => SmallVec::from_vec(std::mem::take(bytes).into()),
+            }
         });
         let mut hasher = DefaultHasher::new();
         let shared = operation.shared.as_ref();
