@@ -52,9 +52,10 @@ fn main() {
             runtime.block_on(async { sleep(Duration::from_secs(1)).await });
         }
     }
-    // A clone: the end of the service is on no path of a request.
     let status = observed_request(&runtime, app.clone());
     assert_eq!(status, StatusCode::OK);
+    // Behind it: the end of the service is on no path of a request.
+    drop(app);
 }
 
 /// What is observed begins and ends with this function. No other symbol has its name.
