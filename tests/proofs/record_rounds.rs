@@ -290,6 +290,19 @@ fn once_round_decides_all_answers_of_three_nodes_as_early_as_possible() {
     }
 }
 
+/// A silent node may have the copy that makes a majority of the record.
+#[test]
+fn a_node_breaks_a_tie_only_where_no_record_was_seen() {
+    for (answer, breaks) in [(Fate::Held, true), (Fate::Done(1), false)] {
+        let mut round = once_round(5);
+        let fates = [Fate::Granted(1), Fate::Granted(1), Fate::Held, answer];
+        for (node, fate) in fates.into_iter().enumerate() {
+            round.on_acquire(node, &fate.answer());
+        }
+        assert_eq!(round.tie_breakers().contains(4), breaks, "{answer:?}");
+    }
+}
+
 #[test]
 fn repair_ends_with_the_records_of_the_nodes_at_that_time() {
     let [one, other, of_others] = [1, 2, OTHERS].map(Fate::Done);
