@@ -183,6 +183,37 @@ impl<T: LockResource> utoipa::IntoResponses for Locked<T> {
 ///     }
 /// }
 /// ```
+///
+/// A body may name several keys, and a resource has the options of its lock:
+///
+/// ```
+/// use std::time::Duration;
+/// use axum::{Json, response::IntoResponse, response::Response};
+/// use serde::Deserialize;
+/// use tower_redlock::{LockKeys, LockOptions, LockResource, Locked};
+///
+/// #[derive(Deserialize)]
+/// struct Transfer {
+///     from: String,
+///     to: String,
+/// }
+///
+/// impl LockResource for Transfer {
+///     fn lock_keys(&self) -> LockKeys {
+///         let accounts = [self.from.as_str(), self.to.as_str()];
+///         accounts.into_iter().map(|account| ("account", account)).collect()
+///     }
+///
+///     fn options(&self) -> LockOptions {
+///         LockOptions::default().wait(Duration::from_secs(1))
+///     }
+/// }
+///
+/// async fn transfer(Locked(guard, Json(transfer)): Locked<Json<Transfer>>) -> Response {
+///     let response = format!("from {} to {}\n", transfer.from, transfer.to).into_response();
+///     guard.hold_until_sent(response).into_response()
+/// }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not say which resource to lock",
     label = "`Locked` needs `LockResource` for this",

@@ -364,11 +364,16 @@ impl LockHandle {
     /// [`LockGuard::handle`] made belongs to no layer and gives up nothing.
     ///
     /// ```
-    /// use tower_redlock::{LockHandle, ReleaseError};
+    /// use axum::http::StatusCode;
+    /// use tower_redlock::LockHandle;
     ///
-    /// async fn withdraw(lock: LockHandle) -> Result<&'static str, ReleaseError> {
+    /// async fn withdraw(lock: LockHandle) -> Result<&'static str, StatusCode> {
     ///     // Reads and writes the balance; then others may.
-    ///     lock.release().await?;
+    ///     if let Err(error) = lock.release().await {
+    ///         // Lost before, or kept until its ttl by nodes that did not answer.
+    ///         eprintln!("{error}");
+    ///         return Err(StatusCode::SERVICE_UNAVAILABLE);
+    ///     }
     ///     // Sends an e-mail.
     ///     Ok("withdrawn")
     /// }

@@ -103,7 +103,7 @@ impl Redlock {
     /// Work that returns begins again, after the pauses of [`retry`](crate::RedlockBuilder::retry), which grow while terms
     /// are shorter than a second.
     ///
-    /// At most one process leads with a *valid* lock. A deposed leader may not know yet that it is one: its process
+    /// At most one process leads with a *valid* lock, by one of its calls. A deposed leader may not know yet that it is one: its process
     /// may be paused, or its last write may still be under way. So its writes carry
     /// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token), and the storage refuses a token that is lower than
     /// one it has seen. Work that blocks its thread is not cancelled.

@@ -36,12 +36,14 @@ impl Redlock {
     #[cfg_attr(feature = "axum", doc = "```no_run")]
     #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
     /// use std::time::Duration;
-    /// use axum::Router;
+    /// use axum::{Router, serve::ListenerExt};
     /// use tokio::net::TcpListener;
     /// use tower_redlock::Redlock;
     ///
     /// async fn serve(app: Router, redlock: Redlock) -> std::io::Result<()> {
     ///     let listener = TcpListener::bind("0.0.0.0:3000").await?;
+    ///     // The end of a response follows the release of its lock, in a packet of its own.
+    ///     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
     ///     let ctrl_c = async { drop(tokio::signal::ctrl_c().await) };
     ///     let grace = Duration::from_secs(20);
     ///     let (output, drained) = redlock
