@@ -299,8 +299,8 @@ impl EncodedCommand {
                 ends[place] = bytes.len();
             }
             match bytes.len() {
-                ..=BYTES => SmallVec::from_slice(bytes),
-                // One with a record takes the buffer along.
+                ..=4096 => SmallVec::from_slice(bytes),
+                // A large record takes the buffer along, which else would keep its size.
                 _ => SmallVec::from_vec(std::mem::take(bytes).into()),
             }
         });
