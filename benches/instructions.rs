@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::env;
+use std::fmt::Debug;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -59,8 +60,15 @@ fn main() {
             builder.node_group(NodeGroup::new().embedded(NODES))
         });
         let redlock = builder.build().expect("the settings are valid");
+        let handler = service_fn(async |_: Request<Empty<Bytes>>| {
+            Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+        });
         match user.as_str() {
-            "layer" => send_requests(&redlock, locks).await,
+            "handler" => send_requests(handler, locks).await,
+            "layer" => {
+                let layer = RedlockLayer::new(redlock, key::header("x-resource"));
+                send_requests(layer.layer(handler), locks).await;
+            }
             _ => take_locks(&redlock, locks).await,
         }
     });
@@ -93,13 +101,12 @@ async fn take_lock(redlock: &Redlock, key: &str) {
     released.expect("all nodes answer");
 }
 
-/// Sends requests through a layer around a handler that answers at once, and reads the responses to their end.
-async fn send_requests(redlock: &Redlock, requests: u32) {
-    let layer = RedlockLayer::new(redlock.clone(), key::header("x-resource"));
-    let handler = service_fn(async |_: Request<Empty<Bytes>>| {
-        Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
-    });
-    let mut service = layer.layer(handler);
+/// Sends requests to a service that answers at once, and reads the responses to their end.
+async fn send_requests<S, B>(mut service: S, requests: u32)
+where
+    S: Service<Request<Empty<Bytes>>, Response = Response<B>, Error = Infallible>,
+    B: Body<Error: Debug>,
+{
     for _ in 0..requests {
         let request = Request::post("/").header("x-resource", "instructions");
         let request = request.body(Empty::new()).expect("the parts are valid");
