@@ -16,7 +16,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 use_group() {
     case "$1" in
         model)
-            command=(cargo test --release -p model --test model)
+            # As they run, so that a run of some minutes ends with the first test that notices.
+            command=(cargo test --release -p model --test model -- --nocapture)
             evidence='Unexpected "'
             ;;
         simulation)
@@ -92,7 +93,7 @@ check() {
         say "$name: does not apply"
         return 1
     fi
-    (cd "$tree" && "${command[@]}") >"$log" 2>&1 </dev/null || passed=no
+    run_until_noticed || passed=no
     noticed="$(tests_that_noticed "$log")"
     others="$(failed_tests "$log" | without "$noticed" | joined)"
     if [ "${name##*/}" = "$UNCHANGED" ]; then
@@ -107,6 +108,19 @@ check() {
         say "$name: red, but no test says what is violated${others:+; failed: $others}; see $log"
         return 1
     fi
+}
+
+# Runs the command of the group in the copy. What a test found ends it, where it is shown before the end.
+run_until_noticed() {
+    local pid ended=0
+    (cd "$tree" && exec setsid "${command[@]}") >"$log" 2>&1 </dev/null &
+    pid=$!
+    while kill -0 "$pid" 2>/dev/null; do
+        sleep 1
+        [ -z "$(tests_that_noticed "$log")" ] || kill -- "-$pid" 2>/dev/null || true
+    done
+    wait "$pid" || ended=$?
+    return "$ended"
 }
 
 # Always at the same place, so that the dependencies are built once. Times are not kept: to cargo, an
@@ -130,6 +144,8 @@ apply() {
 tests_that_noticed() {
     awk -v evidence="$evidence" '
         /^---- .* stdout ----$/ { test = $2 }
+        # While it runs, with a number where the compiler is newer.
+        /^thread .* panicked at / { split($0, of, "\047"); test = of[2] }
         test != "" && (at = index($0, evidence)) {
             print test "\t" substr($0, at + length(evidence))
             test = ""
