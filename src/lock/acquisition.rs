@@ -234,6 +234,7 @@ impl LockRequest {
                 Err(StageError::Failed(error)) => return Err(error),
                 Err(StageError::Again(error)) => error,
                 Err(StageError::SlotTaken(slot, error)) => {
+                    // Its leases are given up, and it is tried again only after all others.
                     slots &= !(1 << slot);
                     if slots != 0 {
                         continue;
@@ -248,6 +249,7 @@ impl LockRequest {
             let delay = retry::delay(&settings.retry, tries, retry_after, random_u64());
             tries += 1;
             let next = after(Instant::now(), delay);
+            // A caller whose next attempt would come too late need not wait to be told so.
             if next >= deadline {
                 return Err(refused);
             }
@@ -289,6 +291,7 @@ impl LockRequest {
             let may_wait = stage.comes_after(&stages[..number]) && slots == self.all_slots();
             let until = if may_wait { deadline } else { span.began };
             let join = |spec: &mut LockSpec| spec.join(token);
+            // A grant comes before a loss: whether all leases are still valid is checked once, when the last one is there.
             let locked = tokio::select! {
                 biased;
                 locked = self.acquire(group, keys, slots, join, until, span) => locked,

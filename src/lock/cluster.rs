@@ -47,6 +47,7 @@ impl Cluster {
         settings: &Arc<Settings>,
         home: &Arc<Home>,
     ) -> Arc<Self> {
+        // Whether a node executes requests at once never changes, so that it is asked here and not for each request.
         let (all, ping) = (NodeSet::all(quorum).iter(), Packet::ping());
         let executes = |node: &usize| nodes[*node].execute(&ping, Duration::ZERO).is_some();
         Arc::new(Self {
@@ -102,6 +103,7 @@ impl Cluster {
             found[vote.node] = Some(Asked { outcome, latency });
         }
         let latency = asked.elapsed();
+        // The answers may be there unread: a home that is not run reads none, and the node is not to blame.
         let is_idle = !silent.is_empty() && self.home.is_idle().await;
         for node in silent.iter() {
             let outcome = Err(match is_idle {

@@ -286,6 +286,7 @@ impl LockGuard {
 
     /// Gives up this share. Returns the release, if it was the last share of a lock at rest, or else a handle to wait with.
     pub(crate) fn end(self) -> Result<Releasing, LockHandle> {
+        // The task is taken before the share is given up: the drop of the last share would find it at rest, and spawn it.
         let only = Some(self.lease()).filter(|_| self.0.further.is_none());
         let Some(rest) = only.and_then(|lease| lease.take_rest_here()) else {
             return Err(self.give_up());
@@ -339,6 +340,7 @@ impl LockHandle {
     ///
     /// Returns [`AlreadyReleased`] if the last share is gone.
     pub fn upgrade(&self) -> Result<LockGuard, AlreadyReleased> {
+        // All or none: a guard without a share of one lease would let that be released under its holder.
         let mut untaken = self.leases().skip_while(|lease| lease.share());
         if let Some(gone) = untaken.next() {
             let taken = self.leases().take_while(|lease| !Arc::ptr_eq(lease, gone));
@@ -441,6 +443,7 @@ impl RequestShare {
     pub(crate) fn new(guard: LockGuard) -> (Arc<Self>, LockHandle) {
         let mut handle = guard.handle();
         let share = Arc::new(Self(Mutex::new(Ok(guard))));
+        // Weak, because handles may outlive the response, as in a task of the handler, and must not keep the lock.
         handle.request_share = Arc::downgrade(&share);
         (share, handle)
     }
@@ -461,6 +464,7 @@ impl RequestShare {
     /// Takes the guard out, unless that has happened before.
     fn give_up(&self) -> Option<LockGuard> {
         let mut share = self.0.lock();
+        // Under the same mutex: the layer sees either the guard, or how the lock stood when it went.
         let lost = share.as_ref().ok()?.lost_reason();
         std::mem::replace(&mut *share, Err(lost)).ok()
     }

@@ -91,6 +91,7 @@ impl Layout {
     /// Splits keys by the group in which they are locked: first in the current layout, then in the next one if they move;
     /// within a layout, in the order of the names of the groups.
     pub(crate) fn by_group(&self, keys: &LockKeys) -> Vec<GroupKeys<'_>> {
+        // All processes with these layouts lock in the order of this map, whichever order their keys came in.
         let mut by_group: BTreeMap<(bool, &str), (&Arc<Group>, Vec<&LockKey>)> = BTreeMap::new();
         for key in keys.as_slice() {
             for (is_next, group) in self.groups_of(key) {
@@ -112,6 +113,7 @@ impl Layout {
         wanted: &LockKeys,
         held: impl Iterator<Item = &'k LockKey>,
     ) -> bool {
+        // In a single group, the order of the locks is that of their keys, which are sorted.
         if self.groups.len() == 1 {
             return held.max() < wanted.as_slice().first();
         }

@@ -180,6 +180,7 @@ impl NodeGroup {
     /// Returns what tells its nodes from those of other groups, in any order.
     fn identity(&self) -> Vec<String> {
         let mut nodes: Vec<String> = self.sources.iter().map(Source::identity).collect();
+        // A majority does not depend on which node comes first.
         nodes.sort_unstable();
         nodes
     }
@@ -229,6 +230,8 @@ pub(super) fn layout(
                 let remedy = "two groups have this name; a key belongs to one of them by the name, so give each its own";
                 return Err(BuildError::new(setting, name, remedy));
             }
+            // A group of both layouts is made once. Otherwise its keys would count as such that move, and their callers would
+            // meet their own locks on the same nodes.
             let known = made.iter().find(|(known, _)| *known.name == *name);
             placed.push(match known {
                 Some((known, same)) if same.identity() == group.identity() => Arc::clone(known),

@@ -306,6 +306,7 @@ impl Registry {
             leases.released = 0;
         }
         let ended = tokio::time::timeout(timeout, async {
+            // Each ticket has a receiver, so the channel is closed when no task is left that may send a release.
             self.running.closed().await;
             self.answered().await;
         });
@@ -339,6 +340,7 @@ impl Registry {
 
     /// Returns the locks that are held now, those that are held for longest first.
     pub(crate) fn held(&self) -> Vec<HeldLock> {
+        // Looked at without the mutex, which every lock of the process needs to begin and to end.
         let granted: Vec<_> = self.leases.lock().held().cloned().collect();
         let held = granted.iter().filter_map(|held| held.lock.show(held.since));
         let mut held: Vec<HeldLock> = held.collect();
@@ -399,6 +401,7 @@ impl Registry {
             held.due = Some(due);
         }
         let looks_at = leases.looks_at;
+        // Mostly: the keeper looks earlier for another lock, and finds the time of this one then.
         if looks_at.is_some_and(|at| at <= due) {
             return;
         }
@@ -441,6 +444,7 @@ impl Registry {
         let next = later.min();
         leases.looks_at = next;
         drop(leases);
+        // Without the mutex: a task that runs at once, or cannot be spawned, gives its ticket back under it.
         due.iter().for_each(|lock| lock.wake());
         next
     }
@@ -450,6 +454,7 @@ impl Registry {
         leases.looks_at = None;
         let held: Vec<_> = leases.held().map(|held| Arc::clone(&held.lock)).collect();
         drop(leases);
+        // Here too: the drop of a task is the end of its ticket.
         held.iter().for_each(|lock| drop(lock.take_rest()));
     }
 }

@@ -77,6 +77,7 @@ impl Redlock {
             output = &mut server => Some(output),
             () = signal => None,
         };
+        // Also a server that ignores this is dropped at the end of the grace period.
         drop(stop);
         let end_of_server = async {
             match ended {
@@ -84,6 +85,7 @@ impl Redlock {
                 None => timeout(grace, server).await.ok(),
             }
         };
+        // At the same time: the drain waits for the requests that only the server can finish.
         tokio::join!(end_of_server, self.drain(grace))
     }
 }
