@@ -57,8 +57,7 @@ use crate::protocol::lease::Effect;
 /// An execution that has begun keeps its lock, and a share of every other lock that the request holds, until
 /// it ends, even if the client disconnects, or an outer layer drops the request or calls again. It ends with the body
 /// of its response, which is read to its end also without the client: an endless body needs
-/// [`max_hold`](Self::max_hold).
-/// If an outer [`RedlockLayer`](crate::RedlockLayer) loses its lock, the execution is stopped, unless that
+/// [`max_hold`](Self::max_hold). In HTTP/1, the length of a body that is streamed is its end. If an outer [`RedlockLayer`](crate::RedlockLayer) loses its lock, the execution is stopped, unless that
 /// layer is set to [`OnLost::Notify`](crate::OnLost::Notify).
 ///
 /// An execution that ends without a response, by an error or a panic, may have had an effect. Its key stays
@@ -75,6 +74,10 @@ use crate::protocol::lease::Effect;
 /// The extensions of the handler's request have an [`ExecutionHandle`](crate::ExecutionHandle) and the
 /// [`IdempotencyKey`](crate::IdempotencyKey). [`LockHandle`](crate::LockHandle) and
 /// [`FencingToken`](crate::FencingToken) belong to resource layers only.
+///
+/// The inner service gets the body as a [`ReadBody`]. One that takes axum's body only, such as
+/// `axum::middleware::from_fn` in a `ServiceBuilder`, needs tower-http's `MapRequestBodyLayer::new(Body::new)` before it.
+/// Routers and handlers take any body.
 ///
 /// # Panics
 ///
@@ -338,6 +341,7 @@ where
                 held,
                 calls,
                 matched_no_route,
+                version: request.version(),
                 is_answered,
                 responder,
             };

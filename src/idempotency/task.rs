@@ -32,7 +32,7 @@ use std::task::Poll;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::mpsc;
@@ -63,6 +63,8 @@ pub(super) struct ExecutionTask {
     /// The calls of the handler.
     pub(super) calls: Arc<CallTracker>,
     pub(super) matched_no_route: bool,
+    /// The version of the request, which says whether trailers may follow the length of a body.
+    pub(super) version: Version,
     pub(super) is_answered: Arc<AtomicBool>,
     pub(super) responder: Responder,
 }
@@ -95,8 +97,7 @@ impl ExecutionTask {
         let begun = self.execution.begin().await;
         // After `begin`, which may ask all nodes once more.
         let expired = self.held.iter().find_map(HeldShare::lost_reason);
-        let expired = expired.map_or(Ok(()), |reason| Err(Denied::Lost(reason)));
-        if let Err(denied) = begun.and(expired) {
+        if let Err(denied) = begun.and(expired.map(Denied::Lost).map_or(Ok(()), Err)) {
             self.execution.release(Effect::NotBegun).await;
             return Ok(self.responder.denied(denied).await);
         }
@@ -193,31 +194,33 @@ impl ExecutionTask {
             head.headers.entry(CONTENT_LENGTH).or_insert(size.into());
         }
         let mut length = declared_length(&head.headers);
+        // In HTTP/1, none do (RFC 9112, section 6.3): the message is complete, although its body may linger, or go on.
+        let has_trailers = self.version >= Version::HTTP_2;
         let (client, passed_on) = executing();
         let sending = async move {
             let mut body = pin!(body);
             let mut last = Vec::new();
             let reading = async {
-                while !body.is_end_stream() {
+                while !body.is_end_stream() && (has_trailers || length != Some(0)) {
                     let frame = body.frame().await.transpose().map_err(Into::into)?;
                     let Some(frame) = frame else { break };
                     if let (Some(left), Some(data)) = (&mut length, frame.data_ref()) {
                         *left = left.saturating_sub(data.len() as u64);
                     }
-                    let ends = frame.is_trailers() || length == Some(0) || body.is_end_stream();
-                    if ends || !last.is_empty() {
+                    let ends = length == Some(0) || body.is_end_stream();
+                    if frame.is_trailers() || (ends && last.is_empty()) {
                         last.push(frame);
-                    } else {
+                    // What is beyond the length is no part of the message, and there may be much of it.
+                    } else if last.is_empty() {
                         // The client may be gone.
                         drop(client.send(Ok(Some(frame))).await);
                     }
                 }
-                Ok(())
+                Ok::<_, BoxError>(())
             };
             let read = until_stopped(&mut self.held, self.execution.handle(), began, reading);
-            let read: Result<(), BoxError> = match read.await {
-                Ok(read) => read,
-                Err(reason) => return log_stopped(reason),
+            let Ok(read) = read.await.map_err(log_stopped) else {
+                return;
             };
             let trailers = last.last().and_then(Frame::trailers_ref);
             let concluded = self.conclude::<B>(is_recorded, trailers, None).await;
@@ -330,22 +333,21 @@ impl Responder {
         let Self { config, once, .. } = self;
         let replay = |whole: Record| stored::replay(&whole, &once.key, &config.codec);
         let whole = once.read(record).await;
-        self.refuse(
-            match whole.map(|whole| whole.ok_or(MALFORMED).and_then(replay)) {
-                Ok(Ok(Some(mut response))) => {
-                    let headers = response.headers_mut();
-                    headers.insert(REPLAYED, HeaderValue::from_static("true"));
-                    return response;
-                }
-                Ok(Ok(None)) => Rejection::ResultNotKept,
-                Ok(Err(why)) => {
-                    // For the log; clients get a text without it.
-                    let what = format!("a recorded response is unreadable: {why}");
-                    Rejection::Misconfigured(KeyError::misconfigured(what))
-                }
-                Err(error) => not_executed(error),
-            },
-        )
+        let replayed = whole.map(|whole| whole.ok_or(MALFORMED).and_then(replay));
+        self.refuse(match replayed {
+            Ok(Ok(Some(mut response))) => {
+                let headers = response.headers_mut();
+                headers.insert(REPLAYED, HeaderValue::from_static("true"));
+                return response;
+            }
+            Ok(Ok(None)) => Rejection::ResultNotKept,
+            Ok(Err(why)) => {
+                // For the log; clients get a text without it.
+                let what = format!("a recorded response is unreadable: {why}");
+                Rejection::Misconfigured(KeyError::misconfigured(what))
+            }
+            Err(error) => not_executed(error),
+        })
     }
 }
 

@@ -7,12 +7,13 @@ use axum::http::header::{
     CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, DATE, ETAG, LINK, LOCATION,
     SET_COOKIE, TRAILER, VARY,
 };
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use futures_util::{FutureExt, StreamExt, stream};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, SizeHint};
-use support::{Answer, Executed, request_with};
+use support::{Answer, Executed, request_with, secs};
+use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 
@@ -168,6 +169,46 @@ async fn streamed_or_truncated_response_is_never_executed_again() {
 }
 
 /// What the handler says had an effect is kept with its body, whatever its status is.
+/// What a body does behind its length is no part of the message: it may linger, go on, or, in HTTP/2, have trailers
+/// (RFC 9112, section 6.3).
+#[tokio::test(start_paused = true)]
+async fn streamed_response_ends_with_its_length_or_its_trailers() {
+    let executed = Executed::default();
+    let app = answering(&executed, || {
+        let trailers = Frame::trailers(HeaderMap::from_iter([(ETAG, "\"7\"".parse().unwrap())]));
+        let frames = [
+            data("he"),
+            data("llo"),
+            data("beyond"),
+            data("that"),
+            Ok(trailers),
+        ];
+        let lingers =
+            stream::iter(frames).chain(stream::once(sleep(secs(3_600)).map(|()| data("end"))));
+        ([(CONTENT_LENGTH, "5")], Body::new(StreamBody::new(lingers))).into_response()
+    });
+    let app = app.layer(layer(&ScriptedNodes::new(3)));
+    for (key, version, has_trailers, ended_in) in [
+        ("a", Version::HTTP_10, false, secs(0)),
+        ("b", Version::HTTP_11, false, secs(0)),
+        ("c", Version::HTTP_2, true, secs(3_600)),
+    ] {
+        let began = Instant::now();
+        let mut first = request("/payments", key);
+        *first.version_mut() = version;
+        let first = Answer::to(&app, first).await;
+        assert_eq!(
+            (first.status, &*first.body),
+            (StatusCode::OK, &b"hello"[..]),
+            "{version:?}"
+        );
+        assert_eq!(first.trailers.is_some(), has_trailers, "{version:?}");
+        assert_eq!(began.elapsed().as_secs(), ended_in.as_secs(), "{version:?}");
+        assert_eq!(pay(&app, "/payments", key).await.code(), "result-not-kept");
+    }
+    assert_eq!(executed.count(), 3);
+}
+
 #[tokio::test(start_paused = true)]
 async fn record_if_keeps_a_response_of_any_status() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
