@@ -65,7 +65,8 @@ pub enum OnUnavailable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseAt {
-    /// With the last frame of the response body.
+    /// With the last frame of the response body, or the one that completes its length. What the body does behind that, such
+    /// as to make trailers, is done without the lock.
     BodyEnd,
     /// Before the head of the response is sent; for large or slow downloads.
     ResponseHead,
