@@ -139,7 +139,7 @@ impl Guard {
             generation: Some(generation.as_str().into()),
             in_cluster_mode,
         };
-        Ok((check, self.introduce(node, introduction, attempt)))
+        Ok((check, self.meet(node, introduction, attempt)))
     }
 
     /// Asks a server for its generation and its clock. With the guard off, the generation is that of any memory of the
@@ -164,13 +164,13 @@ impl Guard {
     }
 
     /// Stores the introduction of a server, and returns for how long it must not vote.
-    fn introduce(&self, node: &Arc<str>, said: Introduction, attempt: Duration) -> Duration {
+    pub(super) fn meet(&self, node: &Arc<str>, said: Introduction, took: Duration) -> Duration {
         let now = self.epoch.at(Instant::now());
         let mut admissions = self.admissions.lock();
         let left = admissions.admit(node, said, now);
         self.has_duplicates
             .store(admissions.has_twins(), Ordering::Relaxed);
-        left.max(admissions.moved(node, attempt, now))
+        left.max(admissions.moved(node, took, now))
     }
 
     /// Forgets a node, to which there is no connection any more and none about to be used.

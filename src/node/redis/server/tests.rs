@@ -7,6 +7,7 @@ use tokio_test::{assert_pending, assert_ready};
 
 use super::*;
 use crate::node::job::{Packet, VoteReceiver};
+use crate::protocol::admission::{Generation, Introduction};
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{ExecutionId, Fingerprint, KeyNames, OwnerToken, Quorum, Record};
 
@@ -54,6 +55,31 @@ async fn a_server_that_stays_down_or_up_is_counted_once() {
             "{effect}"
         );
     }
+}
+
+/// The lane of the first asks no guard any more, and would go on to send what it gets.
+#[tokio::test]
+async fn both_names_of_one_server_are_refused_once_the_second_is_admitted() {
+    let (server, other) = (server(), Arc::from("other"));
+    let generation = Generation::new(&OwnerToken::from_random([1; 16]), Duration::ZERO, "run");
+    let admits = |node: &Arc<str>| {
+        let said = Introduction {
+            run_id: "run".into(),
+            replication_id: "data".into(),
+            uptime: Duration::ZERO,
+            generation: generation.clone(),
+            now: Duration::ZERO,
+        };
+        server.guard.meet(node, said, Duration::ZERO);
+    };
+    admits(&server.name);
+    server.set_answering(None);
+    assert_eq!(server.failure(), None);
+    admits(&other);
+    let why = format!("{} and other are one server; list it once", server.name);
+    assert_eq!(server.failure(), Some(server.unreachable(why)));
+    server.guard.forget(&other);
+    assert_eq!(server.failure(), None);
 }
 
 const MAX_JOBS: usize = 1 << 16;
