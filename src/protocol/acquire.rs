@@ -117,7 +117,7 @@ pub struct Contention {
     pub is_shared: bool,
     /// Who holds it, if more than half of the nodes that refused name the same holder.
     pub holder: Option<Holder>,
-    /// The slots that are free at a majority of the nodes that refused this one, one bit for each.
+    /// The slots that may be free, one bit for each.
     pub free: u64,
 }
 
@@ -462,16 +462,19 @@ impl AcquireRound {
         })
     }
 
-    /// Returns the slots that a majority of the nodes that named free slots named.
+    /// Returns the slots that most of the nodes named as free that named any; if there is none, those that are not taken at a
+    /// majority of all nodes for certain. Callers that compete for slots, each at some nodes, make the answers differ.
     fn free_slots(&self) -> u64 {
         let named = || self.held.iter().filter_map(|(_, free, _)| *free);
-        let is_free = |slot: &u32| {
-            let naming_it = named().filter(|free| free >> slot & 1 == 1);
-            2 * naming_it.count() > named().count()
+        let free_at = |nodes: usize| {
+            let naming = |slot: u32| named().filter(move |free| free >> slot & 1 == 1);
+            let slots = (0..u64::BITS).filter(|slot| naming(*slot).count() >= nodes);
+            slots.fold(0, |free, slot| free | 1 << slot)
         };
-        (0..u64::BITS)
-            .filter(is_free)
-            .fold(0, |free, slot| free | 1 << slot)
+        let all = named().count();
+        let least = (all + 1).saturating_sub(self.quorum.majority()).max(1);
+        let mut free = [all / 2 + 1, least].into_iter().map(free_at);
+        free.find(|slots| *slots != 0).unwrap_or_default()
     }
 
     /// Returns the time until a majority is free, if the holders do not renew.

@@ -1,9 +1,11 @@
 //! `wait` and `Retry`: waiters of one process, of several processes, and split votes.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use support::{ms, secs, set_all};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
@@ -161,6 +163,32 @@ async fn split_votes_grant_exactly_one_caller_without_a_wait() {
     assert!(winners * 100 >= rounds * 99, "{winners} of {rounds}");
     // Neither by the other one giving up.
     assert!(wins.iter().all(|wins| *wins > rounds / 10), "{wins:?}");
+}
+
+/// As many callers as there are slots: none may be refused, whichever slots they ask for at first.
+// Rules: slots
+#[tokio::test(start_paused = true)]
+async fn split_votes_leave_no_slot_free_for_which_a_caller_is_refused() {
+    for (round, slots) in (0..500).flat_map(|round| [(round, 4), (round, 9)]) {
+        let nodes = ScriptedNodes::new(3);
+        let (near, far) = (ms(1), ms(2 + round % 2));
+        let others = [ms(1 + round % 3), ms(1 + round % 2)];
+        let processes = [[near, far], [far, near], others].map(|delays| {
+            let (nodes, attempts) = (nodes.clone(), AtomicUsize::new(0));
+            let links = Links {
+                nodes,
+                delays,
+                attempts,
+            };
+            let redlock = Redlock::builder().simulated(3, Arc::new(links));
+            redlock.node_timeout(secs(1)).build().unwrap()
+        });
+        let lock = |caller: usize| processes[caller % 3].try_lock("k").slots(slots);
+        let outcomes = join_all((0..slots).map(|caller| lock(caller).into_future())).await;
+        let taken = outcomes.iter().flatten().map(|guard| guard.slot());
+        let taken: BTreeSet<_> = taken.collect();
+        assert_eq!(taken.len(), slots, "round {round}: {outcomes:?}");
+    }
 }
 
 /// One node is the holder's, one is down, and the third grants: that is what a split vote looks like.

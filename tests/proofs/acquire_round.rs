@@ -53,16 +53,34 @@ fn free_slots_are_those_that_most_refusals_name() {
             free,
         })
     };
-    for (answers, expected) in [
-        (vec![refusal(0b011), refusal(0b110)], 0b010),
-        (vec![refusal(0b111), refusal(0b111)], 0b111),
-        (vec![refusal(0b001), refusal(0b000)], 0b000),
-        (vec![granted(7), refusal(0b100), refusal(0b110)], 0b100),
+    for (nodes, answers, expected) in [
+        (3, vec![refusal(0b011), refusal(0b110)], 0b010),
+        (3, vec![refusal(0b111), refusal(0b111)], 0b111),
+        (3, vec![granted(7), refusal(0b100), refusal(0b110)], 0b100),
+        // Not taken at a majority for certain.
+        (3, vec![refusal(0b1100), refusal(0b0001)], 0b1101),
+        (
+            5,
+            vec![refusal(0b100), refusal(0b000), refusal(0b000)],
+            0b100,
+        ),
+        (
+            5,
+            vec![refusal(0b110), refusal(0b100), refusal(0b000)],
+            0b100,
+        ),
+        (3, vec![refusal(0b000), refusal(0b000)], 0b000),
+        (1, vec![refusal(0b000)], 0b000),
+        (
+            4,
+            vec![granted(7), refusal(0b00), refusal(0b00), refusal(0b01)],
+            0b01,
+        ),
         // A node that says nothing of the slots does not count.
-        (vec![HELD, refusal(0b101)], 0b101),
-        (vec![HELD, HELD], 0),
+        (3, vec![HELD, refusal(0b101)], 0b101),
+        (3, vec![HELD, HELD], 0),
     ] {
-        let mut round = AcquireRound::new(quorum(3));
+        let mut round = AcquireRound::new(quorum(nodes));
         let mut last = AcquireStep::Wait;
         for (node, answer) in answers.iter().enumerate() {
             last = round.on_acquire(node, answer);

@@ -230,7 +230,7 @@ impl LockTask {
             self.take_any_slot();
             let first_began = Instant::now();
             let (mut moves, mut began) = (0, first_began);
-            let contention = loop {
+            let mut contention = loop {
                 let contention = match self.attempt(began, caller.as_deref_mut()).await? {
                     Ok(guard) => return Ok(Some(guard)),
                     Err(contention) => contention,
@@ -243,6 +243,8 @@ impl LockTask {
             };
             // Given back: another caller may take the slot meanwhile.
             self.permit.take_number(0, 0);
+            // What may be free is not held for certain: callers that ask for the same slots at once may all be refused.
+            contention.is_split |= contention.free & self.wanted() != 0;
             let backoff = self
                 .backoff
                 .get_or_insert_with(|| Box::new(Backoff::new(first_began)));
@@ -332,11 +334,8 @@ impl LockTask {
     /// Chooses a slot at random, if the caller takes one of several. Where no free slot is known, callers of several
     /// processes should not all ask for the same one.
     fn take_any_slot(&mut self) {
-        let Some(table) = &self.slot_table else {
-            return;
-        };
-        let wanted = table.wanted;
-        if !self.take_slot(wanted) {
+        let wanted = self.wanted();
+        if wanted != 0 && !self.take_slot(wanted) {
             // Other callers of this process ask for all of them, perhaps with another number of slots. The nodes decide.
             self.set_slot(slot_at_random(wanted, random_u64()).unwrap_or_default());
         }
@@ -344,15 +343,17 @@ impl LockTask {
 
     /// Chooses one of these slots, if the caller may take it and no other one of this process has it.
     fn take_slot(&mut self, slots: u64) -> bool {
-        let wanted = self.slot_table.as_ref().map_or(0, |table| table.wanted);
+        let wanted = self.wanted();
         if wanted == 0 {
             return false;
         }
         let slot = self.permit.take_number(slots & wanted, random_u64());
-        slot.is_some_and(|slot| {
-            self.set_slot(slot);
-            true
-        })
+        slot.map(|slot| self.set_slot(slot)).is_some()
+    }
+
+    /// Returns the slots that the caller may take, if it takes one of several and has none yet.
+    fn wanted(&self) -> u64 {
+        self.slot_table.as_ref().map_or(0, |table| table.wanted)
     }
 
     fn set_slot(&mut self, slot: usize) {
