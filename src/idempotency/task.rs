@@ -97,7 +97,7 @@ impl ExecutionTask {
         let begun = self.execution.begin().await;
         // After `begin`, which may ask all nodes once more.
         let expired = self.held.iter().find_map(HeldShare::lost_reason);
-        if let Err(denied) = begun.and(expired.map(Denied::Lost).map_or(Ok(()), Err)) {
+        if let Err(denied) = begun.and_then(|()| expired.map(Denied::Lost).map_or(Ok(()), Err)) {
             self.execution.release(Effect::NotBegun).await;
             return Ok(self.responder.denied(denied).await);
         }
