@@ -47,7 +47,7 @@ impl Cluster {
         settings: &Arc<Settings>,
         home: &Arc<Home>,
     ) -> Arc<Self> {
-        // Whether a node executes requests at once never changes, so that it is asked here and not for each request.
+        // Whether a node executes requests at once never changes, so it is asked here and not for each request.
         let (all, ping) = (NodeSet::all(quorum).iter(), Packet::ping());
         let executes = |node: &usize| nodes[*node].execute(&ping, Duration::ZERO).is_some();
         Arc::new(Self {

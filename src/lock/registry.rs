@@ -444,7 +444,7 @@ impl Registry {
         let next = later.min();
         leases.looks_at = next;
         drop(leases);
-        // Without the mutex: a task that runs at once, or cannot be spawned, gives its ticket back under it.
+        // Without the mutex: a task that cannot be spawned is dropped at once, and gives its ticket back under it.
         due.iter().for_each(|lock| lock.wake());
         next
     }

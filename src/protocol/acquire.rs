@@ -110,14 +110,14 @@ pub enum Refusal {
 pub struct Contention {
     /// The time until enough nodes are free, if they reported it and the holders do not renew.
     pub expires_in: Option<Duration>,
-    /// Whether some node granted the lock to this attempt: then no contender may have won, and even a caller that does
+    /// Whether no contender may have won, because some node granted the lock to this attempt. Then even a caller that does
     /// not wait should retry at once.
     pub is_split: bool,
     /// Whether readers hold it at some node, so that a caller that waits should keep new ones out.
     pub is_shared: bool,
     /// Who holds it, if more than half of the nodes that refused name the same holder.
     pub holder: Option<Holder>,
-    /// The slots that may be free, one bit for each.
+    /// The slots to ask for next, because they may be free, one bit for each.
     pub free: u64,
 }
 
@@ -462,19 +462,19 @@ impl AcquireRound {
         })
     }
 
-    /// Returns the slots that most of the nodes named as free that named any; if there is none, those that are not taken at a
-    /// majority of all nodes for certain. Callers that compete for slots, each at some nodes, make the answers differ.
+    /// Returns the slots that most of the nodes named as free that named any. If they agree on none, because callers compete
+    /// for slots and each has some nodes, returns all that any named.
     fn free_slots(&self) -> u64 {
         let named = || self.held.iter().filter_map(|(_, free, _)| *free);
-        let free_at = |nodes: usize| {
-            let naming = |slot: u32| named().filter(move |free| free >> slot & 1 == 1);
-            let slots = (0..u64::BITS).filter(|slot| naming(*slot).count() >= nodes);
-            slots.fold(0, |free, slot| free | 1 << slot)
+        let is_free = |slot: &u32| {
+            let naming_it = named().filter(|free| free >> slot & 1 == 1);
+            2 * naming_it.count() > named().count()
         };
-        let all = named().count();
-        let least = (all + 1).saturating_sub(self.quorum.majority()).max(1);
-        let mut free = [all / 2 + 1, least].into_iter().map(free_at);
-        free.find(|slots| *slots != 0).unwrap_or_default()
+        let agreed = (0..u64::BITS).filter(is_free);
+        match agreed.fold(0, |free, slot| free | 1 << slot) {
+            0 => named().fold(0, |free, slots| free | slots),
+            agreed => agreed,
+        }
     }
 
     /// Returns the time until a majority is free, if the holders do not renew.

@@ -218,6 +218,24 @@ async fn slots_that_are_released_at_once_are_all_taken() {
     }
 }
 
+/// As of a key that a node has forgotten: it might be a split vote.
+// Rules: lock.split
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_one_node_knows_nothing_of_delays_contended_by_at_most_one_node_timeout() {
+    let (nodes, [holder, other]) = processes();
+    let mut held = Vec::new();
+    for gate in [Gate::Failing, Gate::Ready, Gate::Ready, Gate::Ready] {
+        nodes.set(2, gate);
+        held.push(holder.try_lock("k").slots(4).await.unwrap());
+    }
+    for _ in 0..50 {
+        let asked = Instant::now();
+        assert!(is_contended(&other.try_lock("k").slots(4).await));
+        // And one tick of the timer.
+        assert!(asked.elapsed() <= ms(51), "{:?}", asked.elapsed());
+    }
+}
+
 /// So that callers of several processes do not all ask for the same one.
 #[tokio::test(start_paused = true)]
 async fn callers_choose_among_free_slots_at_random() {

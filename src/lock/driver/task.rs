@@ -47,8 +47,8 @@ use crate::node::telemetry::{self, Counted};
 use crate::protocol::acquire::Contention;
 use crate::protocol::lease::Decided;
 
-/// How often in a row a caller goes on to another free slot before it waits. The nodes name those that are free, so
-/// more than one move means that other callers were faster.
+/// How often in a row a caller goes on to another slot before it waits. The nodes name those that may be free, so more than
+/// one move mostly means that other callers were faster.
 const MAX_MOVES: u32 = 4;
 
 /// Where a caller waits for the outcome of its task.
@@ -229,25 +229,28 @@ impl LockTask {
             }
             self.take_any_slot();
             let first_began = Instant::now();
-            let (mut moves, mut began) = (0, first_began);
+            let (mut began, mut tried, mut is_split) = (first_began, 0_u64, false);
             let mut contention = loop {
                 let contention = match self.attempt(began, caller.as_deref_mut()).await? {
                     Ok(guard) => return Ok(Some(guard)),
                     Err(contention) => contention,
                 };
-                // Those that the nodes named when they refused this one.
-                if moves == MAX_MOVES || !self.take_slot(contention.free) {
+                is_split |= contention.is_split;
+                tried |= self.spec.slot.map_or(0, |slot| 1 << slot);
+                // Those that the nodes named when they refused this one, each once.
+                if tried.count_ones() > MAX_MOVES || !self.take_slot(contention.free & !tried) {
                     break contention;
                 }
-                (moves, began) = (moves + 1, Instant::now());
+                began = Instant::now();
             };
             // Given back: another caller may take the slot meanwhile.
             self.permit.take_number(0, 0);
-            // What may be free is not held for certain: callers that ask for the same slots at once may all be refused.
-            contention.is_split |= contention.free & self.wanted() != 0;
-            let backoff = self
-                .backoff
-                .get_or_insert_with(|| Box::new(Backoff::new(first_began)));
+            // A slot that may be free is not held for certain: callers that move from slot to slot together refuse each other,
+            // and the last refusal may not show it. Callers that wait do so for all slots.
+            is_split |= contention.free & self.wanted() != 0;
+            contention.is_split |= is_split && first_began >= self.wait.deadline;
+            let new = || Box::new(Backoff::new(first_began));
+            let backoff = self.backoff.get_or_insert_with(new);
             let (spec, permit) = (&self.spec, &self.permit);
             backoff.back_off(spec, permit, &mut self.wait, began, contention)?;
         }
@@ -263,9 +266,8 @@ impl LockTask {
             backoff.forget_releases();
         }
         // Kept in the task, whose drop releases it.
-        let driver = self
-            .driver
-            .insert(Driver::new(&self.spec, began, &self.permit.places));
+        let driver = Driver::new(&self.spec, began, &self.permit.places);
+        let driver = self.driver.insert(driver);
         driver.begin();
         let abandoned = async {
             match caller {
@@ -331,8 +333,8 @@ impl LockTask {
         }
     }
 
-    /// Chooses a slot at random, if the caller takes one of several. Where no free slot is known, callers of several
-    /// processes should not all ask for the same one.
+    /// Chooses a slot at random, if the caller takes one of several. Callers of several processes should not all ask for the
+    /// same one.
     fn take_any_slot(&mut self) {
         let wanted = self.wanted();
         if wanted != 0 && !self.take_slot(wanted) {
@@ -343,15 +345,11 @@ impl LockTask {
 
     /// Chooses one of these slots, if the caller may take it and no other one of this process has it.
     fn take_slot(&mut self, slots: u64) -> bool {
-        let wanted = self.wanted();
-        if wanted == 0 {
-            return false;
-        }
-        let slot = self.permit.take_number(slots & wanted, random_u64());
+        let slot = self.permit.take_number(slots & self.wanted(), random_u64());
         slot.map(|slot| self.set_slot(slot)).is_some()
     }
 
-    /// Returns the slots that the caller may take, if it takes one of several and has none yet.
+    /// Returns the slots that the caller may take, if it takes one of several.
     fn wanted(&self) -> u64 {
         self.slot_table.as_ref().map_or(0, |table| table.wanted)
     }
