@@ -57,7 +57,9 @@ use crate::protocol::lease::Effect;
 /// An execution that has begun keeps its lock, and a share of every other lock that the request holds, until
 /// it ends, even if the client disconnects, or an outer layer drops the request or calls again. It ends with the body
 /// of its response, which is read to its end also without the client: an endless body needs
-/// [`max_hold`](Self::max_hold). In HTTP/1, the length of a body that is streamed is its end. If an outer [`RedlockLayer`](crate::RedlockLayer) loses its lock, the execution is stopped, unless that
+/// [`max_hold`](Self::max_hold). In HTTP/1, a body that is streamed ends with its `Content-Length`.
+///
+/// If an outer [`RedlockLayer`](crate::RedlockLayer) loses its lock, the execution is stopped, unless that
 /// layer is set to [`OnLost::Notify`](crate::OnLost::Notify).
 ///
 /// An execution that ends without a response, by an error or a panic, may have had an effect. Its key stays

@@ -9,7 +9,7 @@
 //! 2. From here on, an outer idempotency layer counts the handler as called.
 //! 3. The inner service runs until it answers, an outer lock is lost, or `max_hold` is over. The loss is checked
 //!    first on each poll: a handler without its lock must not be polled again.
-//! 4. The body of the response is read to its end. If it may be kept, that is before the response is returned.
+//! 4. The body of the response is read to its end, or that of its message. If it may be kept, that is before the response is returned.
 //!    Otherwise the task passes it on to the client, and reads on if the client leaves.
 //! 5. The response is recorded on a majority. Then the shares of the outer locks are dropped, and the response, or the
 //!    last frame of its body, is returned, so that the outer layers release their locks before the client gets it.
@@ -194,24 +194,29 @@ impl ExecutionTask {
             head.headers.entry(CONTENT_LENGTH).or_insert(size.into());
         }
         let mut length = declared_length(&head.headers);
-        // In HTTP/1, none do (RFC 9112, section 6.3): the message is complete, although its body may linger, or go on.
-        let has_trailers = self.version >= Version::HTTP_2;
+        // In HTTP/1, trailers follow chunks only (RFC 9112, section 6.3): here the message is complete, although its body may
+        // linger, or go on. A proxy may have made a gRPC call of it.
+        let has_trailers =
+            self.version >= Version::HTTP_2 || self.responder.kind == RequestKind::Grpc;
         let (client, passed_on) = executing();
         let sending = async move {
-            let mut body = pin!(body);
             let mut last = Vec::new();
             let reading = async {
+                // Dropped with its end, while the locks are held.
+                let mut body = pin!(body);
                 while !body.is_end_stream() && (has_trailers || length != Some(0)) {
                     let frame = body.frame().await.transpose().map_err(Into::into)?;
                     let Some(frame) = frame else { break };
                     if let (Some(left), Some(data)) = (&mut length, frame.data_ref()) {
                         *left = left.saturating_sub(data.len() as u64);
                     }
-                    let ends = length == Some(0) || body.is_end_stream();
-                    if frame.is_trailers() || (ends && last.is_empty()) {
+                    let ends = frame.is_trailers() || length == Some(0) || body.is_end_stream();
+                    if !last.is_empty() && frame.data_ref().is_some_and(|data| !data.is_empty()) {
+                        // Not kept, as there may be much of it.
+                        return Err("the body is longer than its length".into());
+                    } else if ends {
                         last.push(frame);
-                    // What is beyond the length is no part of the message, and there may be much of it.
-                    } else if last.is_empty() {
+                    } else {
                         // The client may be gone.
                         drop(client.send(Ok(Some(frame))).await);
                     }
