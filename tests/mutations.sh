@@ -113,13 +113,19 @@ check() {
 # Runs the command of the group in the copy. What a test found ends it, where it is shown before the end.
 run_until_noticed() {
     local pid ended=0
-    (cd "$tree" && exec setsid "${command[@]}") >"$log" 2>&1 </dev/null &
+    # In a process group of its own, which ends with this script.
+    set -m
+    (cd "$tree" && exec "${command[@]}") >"$log" 2>&1 </dev/null &
     pid=$!
+    set +m
+    trap 'kill -- "-$pid" 2>/dev/null || true' EXIT
+    trap 'exit 130' INT TERM
     while kill -0 "$pid" 2>/dev/null; do
         sleep 1
         [ -z "$(tests_that_noticed "$log")" ] || kill -- "-$pid" 2>/dev/null || true
     done
-    wait "$pid" || ended=$?
+    wait "$pid" 2>/dev/null || ended=$?
+    trap - EXIT INT TERM
     return "$ended"
 }
 
@@ -142,10 +148,10 @@ apply() {
 
 # One line for each test: its name, a tab, and what it found violated.
 tests_that_noticed() {
-    awk -v evidence="$evidence" '
+    awk -v evidence="$evidence" -v shown="${command[*]}" '
         /^---- .* stdout ----$/ { test = $2 }
-        # While it runs, with a number where the compiler is newer.
-        /^thread .* panicked at / { split($0, of, "\047"); test = of[2] }
+        # While it runs, and its thread has the name of the test.
+        shown ~ /--nocapture/ && /^thread .* panicked at / { split($0, of, "\047"); test = of[2] }
         test != "" && (at = index($0, evidence)) {
             print test "\t" substr($0, at + length(evidence))
             test = ""
