@@ -234,7 +234,7 @@ impl LockRequest {
                 Err(StageError::Failed(error)) => return Err(error),
                 Err(StageError::Again(error)) => error,
                 Err(StageError::SlotTaken(slot, error)) => {
-                    // Its leases are given up. The others come first, unless it is free again by then.
+                    // Its leases are given up, and the others are asked for first.
                     slots &= !(1 << slot);
                     if slots != 0 {
                         continue;

@@ -110,8 +110,8 @@ pub enum Refusal {
 pub struct Contention {
     /// The time until enough nodes are free, if they reported it and the holders do not renew.
     pub expires_in: Option<Duration>,
-    /// Whether no contender may have won, because some node granted the lock to this attempt. Then even a caller that does
-    /// not wait should retry at once.
+    /// Whether perhaps no contender has won, because some node granted the lock to this attempt. Then even a caller that
+    /// does not wait should retry at once.
     pub is_split: bool,
     /// Whether readers hold it at some node, so that a caller that waits should keep new ones out.
     pub is_shared: bool,
@@ -462,8 +462,8 @@ impl AcquireRound {
         })
     }
 
-    /// Returns the slots that most of the nodes named as free that named any. If they agree on none, because callers compete
-    /// for slots and each has some nodes, returns all that any named.
+    /// Returns the slots that are free at most of the nodes that told of slots. If they agree on none, because callers compete
+    /// for slots and each has some nodes, returns those that are free at any.
     fn free_slots(&self) -> u64 {
         let named = || self.held.iter().filter_map(|(_, free, _)| *free);
         let is_free = |slot: &u32| {

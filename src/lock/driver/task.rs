@@ -245,14 +245,13 @@ impl LockTask {
             };
             // Given back: another caller may take the slot meanwhile.
             self.permit.take_number(0, 0);
-            // A slot that may be free is not held for certain: callers that move from slot to slot together refuse each other,
-            // and the last refusal may not show it. Callers that wait do so for all slots.
+            // Callers that move from slot to slot together refuse each other, which the last refusal may not show. Those that go
+            // on to wait need no other attempt at once.
             is_split |= contention.free & self.wanted() != 0;
-            contention.is_split |= is_split && first_began >= self.wait.deadline;
+            contention.is_split |= is_split && Instant::now() >= self.wait.deadline;
             let new = || Box::new(Backoff::new(first_began));
             let backoff = self.backoff.get_or_insert_with(new);
-            let (spec, permit) = (&self.spec, &self.permit);
-            backoff.back_off(spec, permit, &mut self.wait, began, contention)?;
+            backoff.back_off(&self.spec, &self.permit, &mut self.wait, began, contention)?;
         }
     }
 
@@ -345,8 +344,9 @@ impl LockTask {
 
     /// Chooses one of these slots, if the caller may take it and no other one of this process has it.
     fn take_slot(&mut self, slots: u64) -> bool {
-        let slot = self.permit.take_number(slots & self.wanted(), random_u64());
-        slot.map(|slot| self.set_slot(slot)).is_some()
+        let slots = slots & self.wanted();
+        let slot = (slots != 0).then(|| self.permit.take_number(slots, random_u64()));
+        slot.flatten().map(|slot| self.set_slot(slot)).is_some()
     }
 
     /// Returns the slots that the caller may take, if it takes one of several.
