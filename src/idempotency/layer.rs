@@ -57,7 +57,8 @@ use crate::protocol::lease::Effect;
 /// An execution that has begun keeps its lock, and a share of every other lock that the request holds, until
 /// it ends, even if the client disconnects, or an outer layer drops the request or calls again. It ends with the body
 /// of its response, which is read to its end also without the client: an endless body needs
-/// [`max_hold`](Self::max_hold). In HTTP/1, a body that is streamed ends with its `Content-Length`.
+/// [`max_hold`](Self::max_hold). A body that is streamed in HTTP/1 ends with its `Content-Length`, but
+/// for gRPC.
 ///
 /// If an outer [`RedlockLayer`](crate::RedlockLayer) loses its lock, the execution is stopped, unless that
 /// layer is set to [`OnLost::Notify`](crate::OnLost::Notify).

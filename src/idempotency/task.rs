@@ -207,16 +207,16 @@ impl ExecutionTask {
                 while !body.is_end_stream() && (has_trailers || length != Some(0)) {
                     let frame = body.frame().await.transpose().map_err(Into::into)?;
                     let Some(frame) = frame else { break };
-                    if let (Some(left), Some(data)) = (&mut length, frame.data_ref()) {
-                        *left = left.saturating_sub(data.len() as u64);
-                    }
-                    let ends = frame.is_trailers() || length == Some(0) || body.is_end_stream();
-                    if !last.is_empty() && frame.data_ref().is_some_and(|data| !data.is_empty()) {
-                        // Not kept, as there may be much of it.
+                    let size = frame.data_ref().map_or(0, |data| data.len() as u64);
+                    if has_trailers && length.is_some_and(|left| left < size) {
+                        // There may be much more of it.
                         return Err("the body is longer than its length".into());
-                    } else if ends {
+                    }
+                    length = length.map(|left| left.saturating_sub(size));
+                    let ends = length == Some(0) || body.is_end_stream();
+                    if frame.is_trailers() || (ends && last.is_empty()) {
                         last.push(frame);
-                    } else {
+                    } else if last.is_empty() {
                         // The client may be gone.
                         drop(client.send(Ok(Some(frame))).await);
                     }
