@@ -130,36 +130,3 @@ async fn a_waiter_for_a_slot_is_woken_after_one_for_a_key_that_looks_like_it_has
     assert!(released.elapsed() < secs(10), "{:?}", released.elapsed());
     drop(key);
 }
-
-/// The number that it asked for last is free for others of its process while it waits. Here no message wakes it.
-#[tokio::test]
-async fn a_waiter_keeps_no_slot_from_callers_that_do_not_wait() {
-    const ALL: usize = 8;
-    let cluster = Cluster::start(1);
-    let [holder, other] = [(); 2].map(|()| {
-        let builder = patient::builder(cluster.urls()).ttl(secs(60));
-        let builder = builder.retry(Retry::default().poll_interval(secs(3_600)));
-        builder.build().unwrap()
-    });
-    let mut held = Vec::new();
-    for _ in 0..ALL {
-        held.push(holder.try_lock("hall").slots(ALL).await.unwrap());
-    }
-    let waiting = other.lock("hall").slots(ALL).wait(secs(30));
-    let waiting = tokio::spawn(waiting.into_future());
-    sleep(ms(500)).await;
-    let mut taken = Vec::new();
-    // One permit is that of the waiter.
-    for _ in 1..ALL {
-        // As if the lock had expired.
-        let gone = held.pop().unwrap();
-        let slot = gone.slot().unwrap();
-        cluster.command(&["DEL", &format!("redlock:{{4:hall,4:slot,1:{slot},}}")]);
-        let guard = other.try_lock("hall").slots(ALL).await.unwrap();
-        assert_eq!(guard.slot(), Some(slot));
-        taken.push((gone, guard));
-    }
-    assert!(!waiting.is_finished());
-    waiting.abort();
-    drop((held, taken));
-}
