@@ -205,11 +205,12 @@ async fn streamed_response_that_is_longer_than_its_length_ends_with_it_or_with_a
     let executed = Executed::default();
     let app = answering(&executed, || {
         let more = stream::repeat_with(|| data("again")).take(1_000);
-        let longer = stream::iter([data("hello")]).chain(more);
+        let longer = stream::iter([data("hell"), data("o again")]).chain(more);
         ([(CONTENT_LENGTH, "5")], Body::new(StreamBody::new(longer))).into_response()
     });
     let app = app.layer(layer(&ScriptedNodes::new(3)));
-    assert_eq!(pay(&app, "/payments", "a").await.body, "hello");
+    // The server cuts the last frame.
+    assert_eq!(pay(&app, "/payments", "a").await.body, "hello again");
     let mut second = request("/payments", "b");
     *second.version_mut() = Version::HTTP_2;
     let Ok(second) = app.clone().oneshot(second).await;
