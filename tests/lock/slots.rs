@@ -225,7 +225,7 @@ async fn a_slot_that_one_node_knows_nothing_of_delays_contended_by_at_most_one_n
     let (nodes, [holder, other]) = processes();
     let mut held = Vec::new();
     for gate in [Gate::Failing, Gate::Ready, Gate::Ready, Gate::Ready] {
-        nodes.set(2, gate);
+        nodes.set(0, gate);
         held.push(holder.try_lock("k").slots(4).await.unwrap());
     }
     for _ in 0..50 {
