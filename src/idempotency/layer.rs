@@ -57,8 +57,8 @@ use crate::protocol::lease::Effect;
 /// An execution that has begun keeps its lock, and a share of every other lock that the request holds, until
 /// it ends, even if the client disconnects, or an outer layer drops the request or calls again. It ends with the body
 /// of its response, which is read to its end also without the client: an endless body needs
-/// [`max_hold`](Self::max_hold). A body that is streamed in HTTP/1 ends with its `Content-Length`, but
-/// for gRPC.
+/// [`max_hold`](Self::max_hold). A body that is streamed in HTTP/1, but for
+/// gRPC, ends with its `Content-Length`.
 ///
 /// If an outer [`RedlockLayer`](crate::RedlockLayer) loses its lock, the execution is stopped, unless that
 /// layer is set to [`OnLost::Notify`](crate::OnLost::Notify).

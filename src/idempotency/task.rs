@@ -9,8 +9,8 @@
 //! 2. From here on, an outer idempotency layer counts the handler as called.
 //! 3. The inner service runs until it answers, an outer lock is lost, or `max_hold` is over. The loss is checked
 //!    first on each poll: a handler without its lock must not be polled again.
-//! 4. The body of the response is read to its end, or that of its message. If it may be kept, that is before the response is returned.
-//!    Otherwise the task passes it on to the client, and reads on if the client leaves.
+//! 4. The body of the response is read to its end, or to that of its message. If it may be kept, that is before the
+//!    response is returned. Otherwise the task passes it on to the client, and reads on if the client leaves.
 //! 5. The response is recorded on a majority. Then the shares of the outer locks are dropped, and the response, or the
 //!    last frame of its body, is returned, so that the outer layers release their locks before the client gets it.
 //!

@@ -45,7 +45,7 @@ impl SlotTable {
 
 /// Returns one bit for each of so many slots.
 pub(crate) fn all_slots(count: usize) -> u64 {
-    // Never by all 64 bits, which would overflow: `new` refuses a count of zero.
+    // Never by all 64 bits, which would overflow; `new` refuses a count of zero, also behind this.
     u64::MAX >> MAX_SLOTS.saturating_sub(count).min(MAX_SLOTS - 1)
 }
 
