@@ -6,6 +6,7 @@
 #   tests/mutations.sh model             those of one group, which is a folder of tests/mutations
 #   tests/mutations.sh model/exact_ack   one patch
 #
+# A patch may name the test that is to notice it, in a line "Test: <name>" of its head; then only that test runs.
 # Builds go to the folder mutations of the target folder, with the output of each run in its logs/.
 
 set -euo pipefail
@@ -93,6 +94,7 @@ check() {
         say "$name: does not apply"
         return 1
     fi
+    [ "${name##*/}" = "$UNCHANGED" ] || name_the_test "$PATCHES/$name.patch"
     run_until_noticed || passed=no
     noticed="$(tests_that_noticed "$log")"
     others="$(failed_tests "$log" | without "$noticed" | joined)"
@@ -102,12 +104,19 @@ check() {
     elif [ -n "$noticed" ]; then
         say "$name: red: $(head -n 1 <<<"$noticed" | cut -f 2), by $(cut -f 1 <<<"$noticed" | joined)${others:+; failed otherwise: $others}"
     elif [ "$passed" = yes ]; then
-        say "$name: GREEN: no test notices it"
+        say "$name: GREEN: ${command[*]} does not notice it"
         return 1
     else
         say "$name: red, but no test says what is violated${others:+; failed: $others}; see $log"
         return 1
     fi
+}
+
+# Adds the test that a patch names, if it does, to the command of its group.
+name_the_test() {
+    local test
+    test="$(sed -n '/^diff /q; s/^Test: //p' "$1")"
+    [ -z "$test" ] || command+=("$test")
 }
 
 # Runs the command of the group in the copy. What a test found ends it, where it is shown before the end.
