@@ -290,16 +290,23 @@ fn once_round_decides_all_answers_of_three_nodes_as_early_as_possible() {
     }
 }
 
-/// A silent node may have the copy that makes a majority of the record.
+/// Before a majority has voted, the nodes that have not are late and not silent; and a silent node may have the copy that
+/// makes a majority of a record.
 #[test]
-fn a_node_breaks_a_tie_only_where_no_record_was_seen() {
-    for (answer, breaks) in [(Fate::Held, true), (Fate::Done(1), false)] {
+fn a_node_breaks_a_tie_only_where_a_majority_voted_and_no_record_was_seen() {
+    for (answers, breaks) in [
+        (&[Fate::Granted(1), Fate::Held][..], false),
+        (&[Fate::Granted(1), Fate::Held, Fate::Failed], false),
+        (&[Fate::Granted(1), Fate::Held, Fate::Held], true),
+        (&[Fate::Granted(1), Fate::Held, Fate::Done(1)], false),
+        (&[Fate::Granted(1), Fate::Granted(1), Fate::Held], true),
+        (&[Fate::Granted(1), Fate::Granted(1)], false),
+    ] {
         let mut round = once_round(5);
-        let fates = [Fate::Granted(1), Fate::Granted(1), Fate::Held, answer];
-        for (node, fate) in fates.into_iter().enumerate() {
+        for (node, fate) in answers.iter().enumerate() {
             round.on_acquire(node, &fate.answer());
         }
-        assert_eq!(round.tie_breakers().contains(4), breaks, "{answer:?}");
+        assert_eq!(round.tie_breakers().contains(4), breaks, "{answers:?}");
     }
 }
 
