@@ -5,10 +5,10 @@ use std::time::Duration;
 use support::{ms, secs, three_nodes, three_nodes_with};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::LockKeys;
-use tower_redlock::test_util::{Gate, OpKind};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{Drained, LockError, LostReason, Redlock};
 
-use crate::common::{process_with, processes};
+use crate::common::{process_with, processes, processes_of};
 
 /// Also those of locks that were released before it was called.
 #[tokio::test(start_paused = true)]
@@ -28,6 +28,21 @@ async fn drain_forgets_an_unconfirmed_release_when_it_is_confirmed_late() {
         assert_eq!(names.collect::<Vec<_>>(), lagging, "{drained:?}");
         assert_eq!(drained.is_clean(), unconfirmed == 0);
         sleep(ms(900)).await;
+    }
+}
+
+/// Three of four nodes must grant a key, so two that may still have it keep it from all others.
+#[tokio::test(start_paused = true)]
+async fn drain_is_not_clean_while_half_of_the_nodes_have_not_confirmed_a_release() {
+    for (unreleased, is_clean) in [(1, true), (2, false)] {
+        let nodes = ScriptedNodes::new(4);
+        let [redlock, other] = processes_of(&nodes);
+        let guard = redlock.try_lock("k").await.unwrap();
+        (0..unreleased).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Failing));
+        drop(guard);
+        let drained = redlock.drain(secs(60)).await;
+        assert_eq!(drained.is_clean(), is_clean, "{drained:?}");
+        assert_eq!(other.try_lock("k").await.is_ok(), is_clean);
     }
 }
 

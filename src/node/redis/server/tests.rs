@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 
+use tokio::time::advance;
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
@@ -54,6 +55,23 @@ async fn a_server_that_stays_down_or_up_is_counted_once() {
             effect.contains(&format!("({voting} of 3 vote)")),
             "{effect}"
         );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_begins_with_its_first_failure() {
+    let server = server();
+    let down = |why: &str| server.set_down(&why.into());
+    for _ in 0..2 {
+        down("Connection refused");
+        advance(Duration::from_secs(5)).await;
+        down("Connection reset");
+        advance(Duration::from_secs(2)).await;
+        let NodeState::Unreachable { why, since } = server.state() else {
+            panic!("{:?}", server.state());
+        };
+        assert_eq!((&*why, since.as_secs()), ("Connection reset", 7));
+        server.set_answering(None);
     }
 }
 

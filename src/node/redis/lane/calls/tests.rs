@@ -526,7 +526,8 @@ async fn oldest_reply_is_overdue_after_two_node_timeouts_and_the_transit_of_what
     let body = vec![0; 2 << 20];
     let record = Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], &body);
     let retention = TTL;
-    bench.add_named(recorded("a", None), Op::Record { record, retention }, true);
+    let op = Op::Record { record, retention };
+    bench.add_named(recorded("a", None), op.clone(), true);
     bench.add(CONFIRM, &["b"]);
     let sent = Instant::now();
     bench.calls();
@@ -536,8 +537,16 @@ async fn oldest_reply_is_overdue_after_two_node_timeouts_and_the_transit_of_what
     bench.calls.pop();
     assert_eq!(late(&bench).as_secs(), 2);
     bench.calls.pop();
-    bench.add(CONFIRM, &["c"]);
-    bench.calls();
-    bench.calls.on_sent();
-    assert!(bench.calls.silent_at(TTL).expect("it waits") <= Instant::now() + 2 * TTL);
+    let is_late = |bench: &mut Bench| {
+        bench.add(CONFIRM, &["c"]);
+        bench.calls();
+        bench.calls.on_sent();
+        bench.calls.silent_at(TTL).expect("it waits") > Instant::now() + 2 * TTL
+    };
+    assert!(!is_late(&mut bench));
+    // What a connection that is gone had in flight delays nothing on the next one.
+    bench.add_named(recorded("d", None), op, true);
+    assert!(!is_late(&mut bench));
+    bench.calls.drain();
+    assert!(!is_late(&mut bench));
 }
