@@ -282,10 +282,13 @@ fn acquire_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
 }
 
 #[test]
-fn once_round_decides_all_answers_of_three_nodes_as_early_as_possible() {
-    for fates in assignments(&ACQUIRED, 3) {
-        for order in orders(3) {
-            check_acquire(once_round(3), &fates, &order);
+fn once_round_of_up_to_four_nodes_is_decided_as_early_as_possible() {
+    for nodes in 1..=4 {
+        let orders = orders(nodes);
+        for fates in assignments(&ACQUIRED, nodes) {
+            for order in &orders {
+                check_acquire(once_round(nodes), &fates, order);
+            }
         }
     }
 }
