@@ -12,10 +12,10 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{FutureExt, StreamExt, stream};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, SizeHint};
-use support::{Answer, Executed, request_with, secs};
+use support::{Answer, Executed, ms, request_with, secs, set_all};
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
-use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 
 use crate::payments::{answering, layer, pay, request, sized};
 
@@ -197,6 +197,26 @@ async fn streamed_response_ends_with_its_length_or_its_trailers() {
         let expected = (has_trailers.then(trailers), has_trailers);
         assert_eq!((first.trailers, began.elapsed() >= hour), expected, "{key}");
     }
+}
+
+/// With its last byte, a client has its response, and may send the request again at once.
+#[tokio::test(start_paused = true)]
+async fn last_data_of_a_streamed_response_comes_when_its_end_is_recorded() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = answering(&executed, || {
+        let frames = StreamBody::new(stream::iter([data("he"), data("llo")]));
+        ([(CONTENT_LENGTH, "5")], Body::new(frames)).into_response()
+    });
+    let app = app.layer(layer(&nodes));
+    set_all(&nodes, OpKind::Record, Gate::Slow(ms(20)));
+    let Ok(first) = app.clone().oneshot(request("/payments", "a")).await;
+    let (mut body, began) = (first.into_body(), Instant::now());
+    for (text, recorded) in [("he", false), ("llo", true)] {
+        let frame = body.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), text);
+        assert_eq!(began.elapsed() >= ms(20), recorded, "{text}");
+    }
+    assert_eq!(pay(&app, "/payments", "a").await.code(), "result-not-kept");
 }
 
 /// What is too much is not kept until the end, which may never come.
