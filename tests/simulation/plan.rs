@@ -114,7 +114,7 @@ pub(crate) enum Fault {
 impl Plan {
     pub(crate) fn from_seed(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
-        let nodes: Vec<_> = (0..if rng.u8(..4) == 0 { 5 } else { 3 })
+        let nodes: Vec<_> = (0..[5, 3, 3, 4][usize::from(rng.u8(..4))])
             .map(|_| NodePlan {
                 drift: rng.i64(-MAX_DRIFT..=MAX_DRIFT),
             })
