@@ -150,6 +150,20 @@ fn lock_that_expires_while_its_task_does_not_run_is_lost_free_and_counted() {
     assert_eq!(numbers(&snapshotter)["redlock_lost_total{expired}"], 1);
 }
 
+/// Its task learns of it from another one, which has counted it.
+#[test]
+fn a_revoked_lock_is_counted_as_lost_once() {
+    let numbers = recorded(async {
+        let redlock = redlock(&ScriptedNodes::new(3));
+        let guard = redlock.lock("k").await.unwrap();
+        redlock.revoke("k").await.unwrap();
+        guard.lost().await;
+        sleep(ms(10)).await;
+        assert!(guard.release().await.is_err());
+    });
+    assert_eq!(numbers["redlock_lost_total{revoked}"], 1);
+}
+
 /// Serves one request behind the layer.
 async fn serve(layer: RedlockLayer, target: &str) {
     let inner = service_fn(async |_: http::Request<()>| {
