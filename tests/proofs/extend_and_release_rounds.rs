@@ -4,6 +4,7 @@ use tower_redlock::protocol::NodeSet;
 use tower_redlock::protocol::message::{Answer, Reply};
 use tower_redlock::protocol::round::{ReleaseRound, Sought, VoteRound, VoteStep};
 
+use crate::record_rounds::{done, record};
 use crate::round_cases::{LOST, at, for_all, granted, majority, quorum};
 
 const TOKEN: u64 = 7;
@@ -19,14 +20,10 @@ fn extend_once(round: &mut VoteRound, node: usize, answer: &Answer) -> VoteStep 
 
 #[test]
 fn extend_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
-    // The last is an answer that does not belong to a confirmation.
-    let answers = [
-        at(TOKEN),
-        at(TOKEN + 1),
-        LOST,
-        Answer::Failed,
-        granted(TOKEN),
-    ];
+    // A record has taken the place of the lock. The last is an answer that does not belong to a confirmation.
+    let gone_answers = [LOST, at(TOKEN + 1), Answer::Replied(done(record(1)))];
+    let others = [at(TOKEN), Answer::Failed, granted(TOKEN)];
+    let answers = [&gone_answers[..], &others].concat();
     for_all(&answers, |answers, order| {
         let nodes = answers.len();
         let mut round = VoteRound::new(quorum(nodes), Sought::Token(TOKEN));
@@ -35,7 +32,7 @@ fn extend_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
             let answer = &answers[*node];
             let step = extend_once(&mut round, *node, answer);
             kept += usize::from(*answer == at(TOKEN));
-            gone += usize::from([LOST, at(TOKEN + 1)].contains(answer));
+            gone += usize::from(gone_answers.contains(answer));
             let silent = nodes - 1 - index;
             assert_eq!(round.silent().len(), silent);
             let expected = if kept >= majority(nodes) {

@@ -78,7 +78,7 @@ fn held_for(payload: u8) -> Reply {
     }
 }
 
-fn done(record: Record) -> Reply {
+pub(crate) fn done(record: Record) -> Reply {
     Reply::Done {
         record,
         expires_in: secs(1),
@@ -89,7 +89,7 @@ fn execution(number: u8) -> ExecutionId {
     ExecutionId::from_random([number; 16])
 }
 
-fn record(number: u8) -> Record {
+pub(crate) fn record(number: u8) -> Record {
     let payload = Fingerprint::from_digest([u8::from(number >= OTHERS); 32]);
     Record::new(execution(number), payload, [number; 32], &[number])
 }
