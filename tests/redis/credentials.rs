@@ -284,14 +284,14 @@ async fn refused_login_asks_the_provider_once_more_before_the_node_is_down() {
 #[tokio::test]
 async fn file_is_read_again_at_each_connection() {
     let file = env::temp_dir().join(format!("tower-redlock-password-{}", process::id()));
-    fs::write(&file, "first\n").unwrap();
+    fs::write(&file, "first\r\n").unwrap();
     let cluster = start(1, "first");
     let (log, _subscribed) = Log::subscribed();
     let credentials = Credentials::from_file(&file).username("locker");
     let redlock = builder(cluster.urls()).credentials(credentials.clone());
     let redlock = redlock.build().unwrap();
     until_all_up(&redlock, LONGEST).await;
-    fs::write(&file, "second").unwrap();
+    fs::write(&file, "second\n").unwrap();
     set_user(&cluster.servers[0], &["resetpass", ">second"]);
     assert_eq!(kill(&cluster.servers[0]), 1);
     until_locked(&redlock, "k").await;
