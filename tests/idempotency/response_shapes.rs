@@ -245,11 +245,15 @@ async fn streamed_response_that_is_longer_than_its_length_ends_with_it_or_with_a
     assert_eq!(executed.count(), 2);
 }
 
-/// What the handler says had an effect is kept with its body, whatever its status is.
+/// What the handler says had an effect is kept with its body, whatever its status is, and that of its trailers.
 #[tokio::test(start_paused = true)]
 async fn record_if_keeps_a_response_of_any_status() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let failed = || (StatusCode::INTERNAL_SERVER_ERROR, "paid, but");
+    let failed = || {
+        let unavailable = HeaderMap::from_iter([(GRPC_STATUS, HeaderValue::from_static("14"))]);
+        let frames = vec![data("paid, but"), Ok(Frame::trailers(unavailable))];
+        (StatusCode::INTERNAL_SERVER_ERROR, framed(frames, 9)).into_response()
+    };
     let once = layer(&nodes).record_if(|_| true);
     let app = answering(&executed, failed).layer(once);
     let first = pay(&app, "/payments", "b").await;
