@@ -297,13 +297,15 @@ fn once_round_of_up_to_four_nodes_is_decided_as_early_as_possible() {
 /// makes a majority of a record.
 #[test]
 fn a_node_breaks_a_tie_only_where_a_majority_voted_and_no_record_was_seen() {
+    let (granted, held, done) = (Fate::Granted(1), Fate::Held, Fate::Done(1));
     for (answers, breaks) in [
-        (&[Fate::Granted(1), Fate::Held][..], false),
-        (&[Fate::Granted(1), Fate::Held, Fate::Failed], false),
-        (&[Fate::Granted(1), Fate::Held, Fate::Held], true),
-        (&[Fate::Granted(1), Fate::Held, Fate::Done(1)], false),
-        (&[Fate::Granted(1), Fate::Granted(1), Fate::Held], true),
-        (&[Fate::Granted(1), Fate::Granted(1)], false),
+        (&[granted, held][..], false),
+        (&[granted, granted], false),
+        (&[granted, held, Fate::Failed], false),
+        (&[granted, held, held], true),
+        (&[granted, granted, held], true),
+        (&[granted, granted, held, held], true),
+        (&[granted, granted, held, done], false),
     ] {
         let mut round = once_round(5);
         for (node, fate) in answers.iter().enumerate() {
